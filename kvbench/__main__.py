@@ -1,0 +1,5 @@
+"""`python -m kvbench` is the `kvbench` command."""
+
+from kvbench.cli import main
+
+main()

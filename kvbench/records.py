@@ -1,0 +1,135 @@
+"""The schema of results: one `Record` per sample, press and budget, under a `Protocol` that all of a file share.
+
+A results folder reads with pandas in one line per file: `pd.read_json("records/NAME.jsonl", lines=True)`.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA = 1
+"""The version of this schema, written into every protocol file."""
+
+
+def content_hash(value: object) -> str:
+    """Return 16 hex digits (64 bits) of the SHA-256 of `value` as canonical JSON."""
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return sha256(canonical.encode()).hexdigest()[:16]
+
+
+class Protocol(BaseModel):
+    """All that decides a result beside the sample, the press and the budget. Never mixed in one table."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: int = SCHEMA
+    model: str
+    """The model's name as the user gave it (an alias, a hub id, or a folder's or file's name)."""
+    weights: str
+    """Which weights ran: where they came from, with the revision or digest that pins them."""
+    task: str
+    """The task's name without subset, e.g. `ruler-4k`."""
+    task_version: int
+    data: str
+    """The fingerprint of the task's source data."""
+    metric: str
+    binary: bool
+    """Whether every score is 0 or 1."""
+    schedule: Literal["after-prefill"] = "after-prefill"
+    """When the cache is compressed: once, after the whole prefill."""
+    question: Literal["inside", "after"]
+    """Whether the question is compressed with the context, or fed after compression."""
+    protect_first: int
+    protect_last: int
+    """How many first and last tokens the harness puts in front of every ranking."""
+    positions: Literal["original"] = "original"
+    """The kept tokens keep their original rotary positions."""
+    dtype: str
+    attention: str
+    """The kernel of the prefill."""
+    device: str
+    """The kind of device: cpu, cuda, …"""
+    seed: int
+
+    @property
+    def hash(self) -> str:
+        """The protocol's content hash, part of every record's key."""
+        return content_hash(self.model_dump(mode="json"))
+
+
+class Environment(BaseModel):
+    """What a run was made with. Recorded with every result, but not part of its key."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kvbench: str
+    python: str
+    torch: str
+    transformers: str
+    processor: str
+    """The processor's or the accelerator's name."""
+    threads: int
+    platform: str
+
+    @property
+    def hash(self) -> str:
+        """The environment's content hash, by which records refer to it."""
+        return content_hash(self.model_dump(mode="json"))
+
+
+class Record(BaseModel):
+    """The outcome of one cell: one question of one sample under one press and budget."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key: str
+    """Content hash of protocol, sample, press and budget: a cell is computed once per key."""
+    environment: str
+    """Hash of the environment that computed it."""
+    press: str
+    """The press as a user names it, with the parameters that differ from its defaults."""
+    press_identity: str
+    """Content hash of the press's version, all its parameters and its checkpoint."""
+    budget: str
+    """As asked for: tokens per KV head ("256"), a share of the context ("25%"), or "full"."""
+    budget_tokens: int = Field(ge=1)
+    """The budget in tokens per KV head for this sample, at most `context_tokens`."""
+    sample: str
+    question: int = 0
+    """Which of the sample's questions, from 0."""
+    subtask: str
+    source: str
+    """The source document: records of one source are one cluster."""
+    context_tokens: int
+    """Tokens that were prefilled and compressed."""
+    compressed: bool
+    """False where the budget holds the whole context: the answer is then the full cache's."""
+    status: Literal["ok", "failed"] = "ok"
+    error: str | None = None
+    """Why the cell failed."""
+    score: float | None = None
+    """The task's score; none if the cell failed."""
+    prediction: str | None = None
+    targets: tuple[str, ...] = ()
+    new_tokens: int = 0
+    stopped: Literal["end", "stop", "length"] | None = None
+    """What ended the answer: the model's end token, one of the task's stop texts, or the token limit."""
+    kept_min: int | None = None
+    kept_max: int | None = None
+    """Measured KV entries per head after eviction: the least and the most over layers and KV heads."""
+    kept_bytes: int | None = None
+    """Measured bytes of the compressed cache, all layers, before the answer's own tokens."""
+    prefill_seconds: float | None = None
+    """Of the sample's one prefill, shared by all its cells."""
+    ranking_seconds: float | None = None
+    """Of the press's ranking of all layers, shared by its budgets."""
+    answering_seconds: float | None = None
+    """Of the batch of cells that were answered together."""
+
+
+FULL = "full"
+"""The budget label, and the press name, of the full cache."""

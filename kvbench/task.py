@@ -1,0 +1,98 @@
+"""The task interface: what a benchmark task gives to the sweep and gets back from it.
+
+A task knows nothing of presses or budgets. To add one, subclass `Task` in a file of its own and name it in an
+entry point of the group `kvbench.tasks`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+QuestionPlacement = Literal["inside", "after"]
+
+
+class Question(BaseModel):
+    """One question about a sample's context, and what a right answer holds."""
+
+    model_config = ConfigDict(frozen=True)
+
+    text: str
+    """What follows the context in the user's turn, verbatim (its own leading separator included)."""
+    answer_prefix: str = ""
+    """The words put into the assistant's mouth, after the template's assistant header."""
+    targets: tuple[str, ...]
+    """The reference answers; the task's `score` says how many of them a full mark needs."""
+    max_new_tokens: int = Field(ge=1)
+    stop: tuple[str, ...] = ()
+    """Texts that end an answer, beside the model's own end-of-turn tokens."""
+
+
+class Sample(BaseModel):
+    """A context to compress and the questions asked about it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    """Unique within the task, the same in every run."""
+    subtask: str
+    context: str
+    questions: tuple[Question, ...] = Field(min_length=1)
+    source: str
+    """The document the sample comes from: samples of one source are one cluster in the statistics."""
+
+
+class Task(ABC):
+    """A benchmark task: samples, and a score for each answer."""
+
+    version: ClassVar[int] = 1
+    """Raised when samples or scores change, so that old results are not mixed with new ones."""
+    metric: ClassVar[str]
+    """The score's name, as an axis label."""
+    question: ClassVar[QuestionPlacement] = "inside"
+    """Where the question sits unless the user says otherwise."""
+    chat_template: ClassVar[bool] = True
+    """Whether the prompt is rendered as a chat turn."""
+    binary: ClassVar[bool] = False
+    """Whether every score is 0 or 1 (its interval is then Wilson's)."""
+
+    @classmethod
+    @abstractmethod
+    def create(cls, variant: str | None, subset: str | None) -> Self:
+        """Make the task from its name on the command line, `<entry point>[-<variant>][:<subset>]`.
+
+        Raises:
+            UsageError: There is no such variant or subset; the message says which there are.
+        """
+
+    @classmethod
+    @abstractmethod
+    def spellings(cls) -> Sequence[str]:
+        """Return the names under which a user can ask for the task, for lists and messages."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The task's full name without subset (`ruler-4k`): results of one name share a table."""
+
+    @property
+    @abstractmethod
+    def data(self) -> str:
+        """A fingerprint of the source data: another one is another benchmark."""
+
+    @abstractmethod
+    def samples(self, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int) -> Sequence[Sample]:
+        """Return the samples, `limit` of each subtask (all by default).
+
+        The first samples of a larger limit are those of a smaller one.
+        """
+
+    @abstractmethod
+    def score(self, prediction: str, question: Question, subtask: str) -> float:
+        """Score one answer, higher is better."""
