@@ -89,25 +89,37 @@ class LayerCache:
 
     @property
     def future_attention(self) -> Tensor:
-        """u of the KVP paper: the attention each token gets from all later ones, float32 `[batch, kv_heads, n]`.
+        """u of the KVP paper: the attention each token gets from all that come after the cache.
 
-        Per future query the maximum over the g query heads of the KV head, then summed over the queries.
+        Per future query the maximum over the g query heads of the KV head, then summed over the queries;
+        float32 `[batch, kv_heads, n]`.
 
         Raises:
             NotCapturedError: No press of the run declares `Reads.FUTURE`.
         """
         if self.captured_future is None:
-            raise NotCapturedError("the future attention was not captured: the press must declare Reads.FUTURE")
+            raise NotCapturedError(
+                "the future attention was not captured: the press must declare Reads.FUTURE"
+            )
         return self.captured_future
 
-    def logits(self, last: int | None = None, block: int = 256) -> Iterator[tuple[slice, Tensor]]:
+    def oldest_first(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """Return the entries `start` … `stop − 1` in order of position, for every row and head."""
+        entries = torch.arange(self.n, device=self.keys.device)[start:stop]
+        return entries.expand(*self.positions.shape[:2], -1)
+
+    def newest_first(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """Return the entries `start` … `stop − 1` against the order of position, for every row and head."""
+        return self.oldest_first(start, stop).flip(-1)
+
+    def logits(self, last: int | None = None, block: int = 64) -> Iterator[tuple[slice, Tensor]]:
         """Yield the causal attention logits of the captured queries, a block of queries at a time.
 
         Never forms the whole m × n matrix: memory is proportional to `block` × n.
 
         Args:
             last: Only the last so many queries (all by default).
-            block: Queries per block.
+            block: Queries per block; few enough keep the logits in the processor's cache.
 
         Yields:
             `(rows, logits)`: the slice of the queries, and their float32 logits
@@ -123,30 +135,33 @@ class LayerCache:
             visible = self.n - m + stop
             rows = queries[..., start:stop, :].float() * self.scaling  # [batch, kv_heads, g, rows, d]
             logits = rows.flatten(2, 3) @ keys[..., :visible]
-            logits = logits.unflatten(2, (-1, stop - start))
+            logits = logits.view(*rows.shape[:-1], visible)
             later = torch.ones(stop - start, stop - start, dtype=torch.bool, device=logits.device).triu(1)
             logits[..., visible - (stop - start) :].masked_fill_(later, -torch.inf)
             yield slice(start, stop), logits
 
-    def uniform(self) -> Tensor:
+    def uniform(self, seed: int = 0) -> Tensor:
         """Random numbers in [0, 1) that belong to the tokens: `[batch, kv_heads, n]`, float32.
 
-        They depend on the seed, the layer, the KV head and the token's original position only, so they are
-        the same on every device and stay a token's own when the cache is compressed again.
+        They depend on the layer's seed, `seed`, the layer, the KV head and the token's original position
+        only, so they are the same on every device and stay a token's own when the cache is compressed again.
         """
         length = int(self.positions.max()) + 1
-        heads = [
-            np.random.default_rng([self.seed, self.index, head]).random(length) for head in range(self.kv_heads)
-        ]
+        heads = [self.generator(seed, head).random(length) for head in range(self.kv_heads)]
         table = torch.from_numpy(np.stack(heads)).to(self.keys.device, torch.float32)  # [kv_heads, length]
         return table.expand(len(self.positions), -1, -1).gather(-1, self.positions)
+
+    def generator(self, *stream: int) -> np.random.Generator:
+        """Return the layer's random generator number `stream`, the same on every device."""
+        return np.random.default_rng([self.seed, self.index, *stream])
 
 
 class Press(BaseModel, ABC):
     """An eviction policy: a total order of a layer's cached tokens, one per KV head.
 
-    A press is immutable: its fields are its parameters, given on the command line as `name:field=value`, each
-    with a default, an allowed range and a description. It knows nothing of budgets, tasks or protected tokens.
+    A press is immutable: its fields are its parameters, given on the command line as `name:field=value`,
+    each with a default, an allowed range and a description. It knows nothing of budgets, tasks or protected
+    tokens.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -176,7 +191,7 @@ class Press(BaseModel, ABC):
         return self
 
     def identity(self) -> dict[str, object]:
-        """Return all that decides the ranking: version, parameters, and for a learned press its checkpoint."""
+        """Return all that decides the ranking: version, parameters, and a learned press's weights."""
         return {"version": self.version, **self.model_dump(mode="json")}
 
 
@@ -193,8 +208,44 @@ class ScorePress(Press):
 
 
 def by_score(scores: Tensor) -> Tensor:
-    """Return the ranking of `scores` `[..., n]`: descending, stable, so that ties stay in order of position."""
+    """Return the ranking of `scores`, `[..., n]`: descending, with ties in order of position."""
     return scores.float().argsort(dim=-1, descending=True, stable=True)
+
+
+def split_budget(window: Tensor, best: Tensor, share: float) -> Tensor:
+    """Merge two rankings so that every budget is split between them.
+
+    The first `b` of the result are the first ⌊share · b⌋ of `window`, and of the others the first of `best`.
+    These sets are nested: a token that `window` reaches after `best` has given it leaves its place in the
+    other part to the next of `best`.
+
+    Args:
+        window: A ranking, int64 `[batch, kv_heads, n]`.
+        best: Another ranking of the same tokens.
+        share: The part of each budget that is `window`'s, from 0 to 1.
+
+    Returns:
+        The merged ranking, int64 `[batch, kv_heads, n]`.
+    """
+    n = window.shape[-1]
+    sizes = np.floor(share * np.arange(n + 1) + 1e-9)  # 0.7 · 10 must count as 7
+    widens = (np.diff(sizes) > 0).tolist()
+    pairs = zip(window.reshape(-1, n).tolist(), best.reshape(-1, n).tolist(), strict=True)
+    merged = [_merge(window_row, best_row, widens) for window_row, best_row in pairs]
+    return torch.tensor(merged, dtype=torch.int64, device=window.device).view(window.shape)
+
+
+def _merge(window: list[int], best: list[int], widens: list[bool]) -> list[int]:
+    taken = [False] * len(window)
+    merged: list[int] = []
+    entering, fillers = iter(window), iter(best)
+    for window_grows in widens:
+        token = next(entering) if window_grows else None
+        while token is None or taken[token]:
+            token = next(fillers)
+        taken[token] = True
+        merged.append(token)
+    return merged
 
 
 def sample_seed(seed: int, sample: str) -> int:

@@ -1,0 +1,265 @@
+"""Answering from compressed caches: all variants of a sample as the rows of one batch, greedily.
+
+Each row attends to what its press and budget kept of the context, and to its own new tokens. No scored token is
+ever computed from an evicted entry: the first new token is fed after compression.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kvbench.attention import AttentionCall, merge, partial_attention
+from kvbench.models import Model
+from kvbench.ranked_cache import GridRows, RankedCache
+
+_TOKENS_PER_PASS = 8192
+"""Most tokens, over all rows, that one forward pass takes."""
+_GROWTH = 32
+"""Tokens by which the rows' own caches grow."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One greedy answer."""
+
+    tokens: tuple[int, ...]
+    text: str
+    stopped: Literal["end", "stop", "length"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One variant of a batch: a grid's number, and a press's and a budget's index in that grid."""
+
+    grid: int
+    press: int
+    budget: int
+
+
+@dataclass
+class SlidingTail:
+    """What a sliding-window layer still sees of the context: the same for every variant.
+
+    Attributes:
+        keys: `[1, kv_heads, tail, d]`.
+        values: `[1, kv_heads, tail, d]`.
+        window: Tokens that a query looks back over, itself included.
+    """
+
+    keys: Tensor
+    values: Tensor
+    window: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the keys and values."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in (self.keys, self.values))
+
+
+@dataclass
+class CompressedContext:
+    """A sample's context after compression.
+
+    Attributes:
+        n: Tokens of the context.
+        grids: The ranked caches; a batch may hold rows of several.
+        tails: The sliding-window layers by number.
+    """
+
+    n: int
+    grids: list[RankedCache]
+    tails: dict[int, SlidingTail] = field(default_factory=dict)
+
+
+class OwnTokens:
+    """Keys and values of the tokens that each row was fed or generated itself, one layer."""
+
+    def __init__(self) -> None:
+        """Make it empty."""
+        self.length = 0
+        self._keys = torch.empty(0)  # [rows, kv_heads, capacity, d]
+        self._values = torch.empty(0)
+
+    @property
+    def keys(self) -> Tensor:
+        """`[rows, kv_heads, length, d]`."""
+        return self._keys[:, :, : self.length]
+
+    @property
+    def values(self) -> Tensor:
+        """`[rows, kv_heads, length, d]`."""
+        return self._values[:, :, : self.length]
+
+    def append(self, keys: Tensor, values: Tensor) -> None:
+        """Add the newest tokens, `[rows, kv_heads, t, d]`."""
+        stop = self.length + keys.shape[2]
+        self._keys = self._roomy(self._keys, keys, stop)
+        self._values = self._roomy(self._values, values, stop)
+        self._keys[:, :, self.length : stop] = keys
+        self._values[:, :, self.length : stop] = values
+        self.length = stop
+
+    def select(self, rows: Tensor) -> None:
+        """Keep only `rows`, int64."""
+        self._keys = self._keys.index_select(0, rows)
+        self._values = self._values.index_select(0, rows)
+
+    def _roomy(self, store: Tensor, new: Tensor, needed: int) -> Tensor:
+        if self.length and needed <= store.shape[2]:
+            return store
+        rows, kv_heads, _, d = new.shape
+        grown = new.new_empty(rows, kv_heads, -(-needed // _GROWTH) * _GROWTH, d)
+        if self.length:
+            grown[:, :, : self.length] = store[:, :, : self.length]
+        return grown
+
+
+class AnsweringStep:
+    """The attention of a batch of variants: to each row's compressed context and to its own tokens."""
+
+    def __init__(self, context: CompressedContext, cells: list[Cell], keep_queries: bool = False):
+        """Start a batch.
+
+        Args:
+            context: The compressed context.
+            cells: The rows' variants, grouped by grid.
+            keep_queries: Keep the new tokens' queries, for the oracle.
+        """
+        self.context = context
+        self.own: dict[int, OwnTokens] = {}
+        self.queries: dict[int, list[Tensor]] | None = {} if keep_queries else None
+        self._set_rows(cells)
+
+    def drop_rows(self, keep: list[int]) -> None:
+        """Go on with only the rows `keep` (indices into the present rows)."""
+        device = next(iter(self.own.values())).keys.device
+        for own in self.own.values():
+            own.select(torch.tensor(keep, device=device))
+        self._set_rows([self.cells[row] for row in keep])
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        """Return the attention output of one layer, `[rows, t, heads, d]`."""
+        rows, heads, t, d = call.query.shape
+        kv_heads = call.key.shape[1]
+        own = self.own.setdefault(call.layer, OwnTokens())
+        own.append(call.key, call.value)
+        if self.queries is not None:
+            self.queries.setdefault(call.layer, []).append(call.query)
+        query = call.query.reshape(rows, kv_heads, -1, d)  # a KV head's queries: its g heads × t tokens
+        tail = self.context.tails.get(call.layer)
+        to_context = self._to_tail(query, call, tail) if tail else self._to_grids(query, call)
+        visible = _visible_own(own.length, t, call.window, query.device)
+        if visible is not None:
+            visible = visible.repeat(heads // kv_heads, 1)
+        to_own = partial_attention(query, own.keys, own.values, call.scaling, visible)
+        out, _ = merge(to_context, to_own)
+        return out.to(call.query.dtype).view(rows, heads, t, -1).transpose(1, 2)
+
+    def _set_rows(self, cells: list[Cell]) -> None:
+        self.cells = cells
+        self._grid_rows = {
+            number: GridRows.of([(cell.press, cell.budget) for cell in cells if cell.grid == number])
+            for number in sorted({cell.grid for cell in cells})
+        }
+
+    def _to_grids(self, query: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
+        parts: list[tuple[Tensor, Tensor]] = []
+        start = 0
+        for number, rows in self._grid_rows.items():
+            stop = start + len(rows.presses)
+            parts.append(self.context.grids[number].attend(call.layer, query[start:stop], rows, call.scaling))
+            start = stop
+        return torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
+
+    def _to_tail(self, query: Tensor, call: AttentionCall, tail: SlidingTail) -> tuple[Tensor, Tensor]:
+        """Attend to the part of a sliding window that lies in the context; −∞ where it has moved past."""
+        rows, kv_heads, q, d = query.shape
+        t = call.query.shape[2]
+        fed_before = self.own[call.layer].length - t
+        since_context = fed_before + 1 + torch.arange(t, device=query.device).unsqueeze(1)  # [t, 1]
+        age = torch.arange(tail.keys.shape[2] - 1, -1, -1, device=query.device)  # [tail]
+        visible = since_context + age < tail.window  # [t, tail]
+        past = ~visible.any(dim=1, keepdim=True)
+        folded = query.transpose(0, 1).reshape(1, kv_heads, rows * q, d)
+        repeats = rows * q // t
+        out, lse = partial_attention(
+            folded, tail.keys, tail.values, call.scaling, (visible | past).repeat(repeats, 1)
+        )
+        lse = lse.masked_fill(past.repeat(repeats, 1).squeeze(1), -torch.inf)
+        return out.view(kv_heads, rows, q, -1).transpose(0, 1), lse.view(kv_heads, rows, q).transpose(0, 1)
+
+
+def _visible_own(length: int, t: int, window: int | None, device: torch.device) -> Tensor | None:
+    """Return which of `length` own tokens each of the newest `t` sees, `[t, length]`; none if all see all."""
+    if t == 1 and (window is None or length <= window):
+        return None
+    distance = torch.arange(length - t, length, device=device).unsqueeze(1) - torch.arange(length, device=device)
+    visible = distance >= 0
+    return visible if window is None else visible & (distance < window)
+
+
+def answer(
+    model: Model, step: AnsweringStep, fed: Tensor, max_new_tokens: int, stop: tuple[str, ...] = ()
+) -> list[Answer]:
+    """Answer greedily with every row of `step`; rows that have stopped leave the batch.
+
+    Args:
+        model: The model.
+        step: A batch that has been fed nothing yet.
+        fed: int64 `[t]`, t ≥ 1: the prompt's tokens after the compressed context, the same for all rows.
+        max_new_tokens: The longest answer.
+        stop: Texts that end an answer; the answer is cut before them.
+
+    Returns:
+        The answers in the order of the step's rows.
+    """
+    rows = len(step.cells)
+    generated: list[list[int]] = [[] for _ in range(rows)]
+    answers: dict[int, Answer] = {}
+    active = list(range(rows))
+    position = step.context.n
+    logits = torch.empty(0)
+    for piece in fed.to(model.device).split(max(1, _TOKENS_PER_PASS // rows)):
+        logits = model.forward(piece.expand(rows, -1), position, step)
+        position += len(piece)
+    while True:
+        newest = logits.argmax(dim=-1)  # [active rows]
+        going_on: list[int] = []
+        for index, (row, token) in enumerate(zip(active, newest.tolist(), strict=True)):
+            generated[row].append(token)
+            finished = _finish(model, generated[row], max_new_tokens, stop)
+            if finished:
+                answers[row] = finished
+            else:
+                going_on.append(index)
+        if not going_on:
+            return [answers[row] for row in range(rows)]
+        if len(going_on) < len(active):
+            step.drop_rows(going_on)
+            active = [active[index] for index in going_on]
+            newest = newest[going_on]
+        logits = model.forward(newest.unsqueeze(1), position, step)
+        position += 1
+
+
+def _finish(model: Model, tokens: list[int], max_new_tokens: int, stop: tuple[str, ...]) -> Answer | None:
+    """Return the finished answer, or none if it goes on."""
+    if tokens[-1] in model.end_tokens:
+        return Answer(tuple(tokens), _text(model, tokens[:-1]), "end")
+    if stop:
+        text = _text(model, tokens)
+        places = [text.find(mark) for mark in stop if mark in text]
+        if places:
+            return Answer(tuple(tokens), text[: min(places)], "stop")
+    if len(tokens) == max_new_tokens:
+        return Answer(tuple(tokens), _text(model, tokens), "length")
+    return None
+
+
+def _text(model: Model, tokens: list[int]) -> str:
+    text: str = model.tokenizer.decode(tokens, skip_special_tokens=True)
+    return text

@@ -1,0 +1,260 @@
+"""Models: what `--model` may name, how its weights are found and identified, and one forward pass through them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kvbench import embedded_model
+from kvbench.attention import AttentionStep, register
+from kvbench.errors import KvbenchError, UsageError, unknown
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+_TEXT_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a press may need to know of a model.
+
+    Attributes:
+        name: As the user gave it.
+        weights: Where the weights came from, with the revision or digest that pins them.
+        layers: Attention layers.
+        kv_heads: KV heads per layer.
+        heads: Query heads per layer.
+        head_dim: Size of a head.
+    """
+
+    name: str
+    weights: str
+    layers: int
+    kv_heads: int
+    heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model that was found, before its weights are loaded.
+
+    Attributes:
+        name: As the user gave it.
+        folder: The local folder with its files.
+        gguf: The GGUF file in that folder, if the weights are one.
+        weights: Where the weights came from, with the revision or digest that pins them.
+    """
+
+    name: str
+    folder: Path
+    gguf: str | None
+    weights: str
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer."""
+        from transformers import AutoTokenizer
+
+        with _one_sentence(f"the tokenizer of {self.name}"):
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(self.folder, **self._gguf_argument)
+            return tokenizer
+
+    @cached_property
+    def config(self) -> Any:
+        """The configuration of the model's text decoder."""
+        from transformers import AutoConfig
+
+        with _one_sentence(f"the configuration of {self.name}"):
+            return AutoConfig.from_pretrained(self.folder, **self._gguf_argument).get_text_config(decoder=True)
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What a press may need to know of the model."""
+        return facts_of(self.config, self.name, self.weights)
+
+    def load(self, dtype: str, device: str, attention: str) -> Model:
+        """Load the weights.
+
+        Args:
+            dtype: A key of `DTYPES`.
+            device: A torch device, `cpu` or `cuda` say.
+            attention: The kernel of the prefill, by transformers' name.
+
+        Raises:
+            KvbenchError: The weights or the kernel cannot be loaded.
+        """
+        from transformers import AutoModelForCausalLM
+
+        with _one_sentence(f"the weights of {self.name}"):
+            network = AutoModelForCausalLM.from_pretrained(
+                self.folder,
+                dtype=DTYPES[dtype],
+                attn_implementation=attention,
+                **(self._gguf_argument or {"use_safetensors": True}),
+            )
+        return Model(network.to(device), self.tokenizer, self.facts, attention)
+
+    @property
+    def _gguf_argument(self) -> dict[str, str]:
+        return {"gguf_file": self.gguf} if self.gguf else {}
+
+
+class Model:
+    """A decoder whose attention kvbench answers for."""
+
+    def __init__(
+        self, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, facts: ModelFacts, attention: str
+    ):
+        """Take over the attention of a loaded `network`; `attention` is the kernel of the prefill."""
+        self.network = network.eval()
+        self.tokenizer = tokenizer
+        self.facts = facts
+        self.attention = attention
+        self.network.set_attn_implementation(register(attention))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.network.device
+
+    @property
+    def dtype(self) -> str:
+        """The weights' type, a key of `DTYPES`."""
+        return str(self.network.dtype).removeprefix("torch.")
+
+    @property
+    def window(self) -> int:
+        """The most positions that the model knows."""
+        window: int = self.network.config.get_text_config(decoder=True).max_position_embeddings
+        return window
+
+    @cached_property
+    def end_tokens(self) -> frozenset[int]:
+        """The tokens that end an answer."""
+        configured = getattr(self.network.generation_config, "eos_token_id", None)
+        ends = configured if isinstance(configured, list) else [configured]
+        return frozenset(token for token in (*ends, self.tokenizer.eos_token_id) if token is not None)
+
+    @torch.inference_mode()
+    def forward(self, tokens: Tensor, position: int, step: AttentionStep) -> Tensor:
+        """Run `tokens`, the first at `position`, with `step` in place of attention.
+
+        Args:
+            tokens: int64 `[batch, t]`.
+            position: The position of the first of them, the same for all rows.
+            step: What each layer's attention does.
+
+        Returns:
+            The logits after the last token, `[batch, vocabulary]`.
+        """
+        positions = torch.arange(position, position + tokens.shape[1], device=tokens.device)
+        output = self.network(
+            input_ids=tokens,
+            position_ids=positions.expand(len(tokens), -1),
+            use_cache=False,
+            logits_to_keep=1,
+            kvbench_step=step,
+        )
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+
+def facts_of(config: Any, name: str, weights: str) -> ModelFacts:
+    """Read a text decoder's configuration."""
+    heads = config.num_attention_heads
+    return ModelFacts(
+        name=name,
+        weights=weights,
+        layers=config.num_hidden_layers,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        heads=heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+    )
+
+
+def find(name: str, weights: bool = True) -> ModelSource:
+    """Find the model that `name` means: an alias, a local folder, a GGUF file, or a hub id.
+
+    Args:
+        name: What the user gave.
+        weights: Fetch the weights too if they are not here; otherwise only what planning needs.
+
+    Raises:
+        UsageError: There is nothing of that name.
+    """
+    if name == embedded_model.ALIAS:
+        folder, origin = embedded_model.folder()
+        return ModelSource(name, folder, None, origin)
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise UsageError(f"there is no GGUF file '{name}'")
+        return ModelSource(path.stem, path.parent, path.name, f"gguf sha256:{_digest([path])}")
+    if path.is_dir():
+        return ModelSource(path.name, path, None, _folder_identity(path))
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        error = unknown("model", name, [embedded_model.ALIAS])
+        raise UsageError(f"{error}, a hub id (organisation/name), a local folder or a .gguf file")
+    folder = _hub_folder(name, weights)
+    return ModelSource(name, folder, None, f"hub {name}@{folder.name}")
+
+
+def _hub_folder(repository: str, weights: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    patterns = [*_TEXT_FILES, *(["*.safetensors"] if weights else [])]
+    try:
+        return Path(snapshot_download(repository, allow_patterns=patterns))
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"model '{repository}' cannot be had from the hub or its cache: {reason}") from None
+
+
+def _folder_identity(folder: Path) -> str:
+    files = sorted(folder.glob("*.safetensors"))
+    if not (folder / "config.json").is_file() or not files:
+        raise UsageError(f"model folder '{folder}' lacks a config.json or *.safetensors weights")
+    return f"folder sha256:{_digest([folder / 'config.json', *files])}"
+
+
+def _digest(files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+@contextmanager
+def _one_sentence(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, ImportError, KeyError, json.JSONDecodeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise KvbenchError(f"{what} cannot be loaded: {type(error).__name__}: {reason}") from error
+
+
+def default_device() -> str:
+    """Return the device to run on unless told: the accelerator where there is one."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return accelerator.type if accelerator else "cpu"
+
+
+def default_dtype(device: str) -> str:
+    """Return bfloat16 where the processor computes in it, float32 elsewhere."""
+    if device.startswith("cuda"):
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+    capabilities = torch.cpu.get_capabilities() if device == "cpu" else {}
+    return "bfloat16" if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") else "float32"

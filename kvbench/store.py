@@ -1,0 +1,243 @@
+"""The results folder: append-only records on disk, one file per protocol, one writer at a time.
+
+    records/<model>_<task>_<protocol>.jsonl            one record per line
+    records/<model>_<task>_<protocol>.protocol.json    what all records of that file share
+    environments/<hash>.json                           what the records were computed with
+
+A cell that was computed again has several lines: the last one counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import pandas as pd
+import pyarrow as pa
+from filelock import FileLock, Timeout
+from pydantic import ValidationError
+
+from kvbench.errors import KvbenchError, UsageError
+from kvbench.record_table import is_torn, read_records, reason
+from kvbench.records import SCHEMA, Environment, Protocol, Record
+
+LOCK = ".lock"
+WRITER = ".writer.json"
+"""Process id and host of who holds the lock."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """All results of one folder.
+
+    Attributes:
+        frame: One row per cell: `protocol` (the protocol's hash) and the columns of `Record` but its texts.
+        protocols: The protocols that have records, by hash.
+    """
+
+    frame: pd.DataFrame
+    protocols: dict[str, Protocol]
+
+
+def file_stem(protocol: Protocol) -> str:
+    """Return the name, safe in every file system, that a protocol's files begin with."""
+    return f"{_safe(protocol.model)}_{_safe(protocol.task)}_{protocol.hash[:12]}"
+
+
+def load(path: Path) -> Results:
+    """Read a results folder, for each cell its last record.
+
+    Raises:
+        UsageError: There is no such folder, it holds no records, or a file in it is not what kvbench writes.
+    """
+    tables, protocols = [], {}
+    for file in _record_files(path):
+        protocol = _read_protocol(file)
+        table = _last_per_key(read_records(file))
+        if table.num_rows:
+            tables.append(table.add_column(0, "protocol", _repeated(protocol.hash, table.num_rows)))
+            protocols[protocol.hash] = protocol
+    if not tables:
+        raise UsageError(f"results folder '{path}' holds no records yet: `kvbench run` writes them")
+    whole = pa.concat_tables(tables).unify_dictionaries()
+    del tables, table  # lets to_pandas free each column as soon as it is converted
+    return Results(whole.to_pandas(split_blocks=True, self_destruct=True), protocols)
+
+
+class ResultsFolder:
+    """A results folder that a run resumes and adds to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+
+    def records_file(self, protocol: Protocol) -> Path:
+        """Return the file that the records of a protocol belong to."""
+        return self.path / "records" / f"{file_stem(protocol)}.jsonl"
+
+    def finished(self, protocol: Protocol) -> set[str]:
+        """Return the keys whose last record is `ok`; a failed cell is tried again.
+
+        Raises:
+            UsageError: The protocol's files are not what kvbench writes.
+        """
+        file = self.records_file(protocol)
+        if not file.exists():
+            return set()
+        _read_protocol(file)
+        table = read_records(file, ["key", "status"])
+        last = dict(zip(table["key"].to_pylist(), table["status"].to_pylist(), strict=True))
+        return {key for key, status in last.items() if status == "ok"}
+
+    @contextmanager
+    def writer(self) -> Iterator[ResultsWriter]:
+        """Make the folder if it is not there and hold it for writing; a lock dies with its process.
+
+        Raises:
+            UsageError: The folder cannot be written, or somebody else is writing to it.
+        """
+        lock = FileLock(self.path / LOCK)
+        try:
+            for part in ("records", "environments"):
+                (self.path / part).mkdir(parents=True, exist_ok=True)
+            lock.acquire(blocking=False)
+            holder = {"pid": os.getpid(), "host": socket.gethostname()}
+            _write_atomically(self.path / WRITER, json.dumps(holder))
+        except Timeout:
+            raise UsageError(
+                f"results folder '{self.path}' is being written to by {self._holder()}"
+            ) from None
+        except OSError as error:
+            lock.release()
+            raise UsageError(f"results folder '{self.path}' cannot be written to: {reason(error)}") from error
+        try:
+            yield ResultsWriter(self)
+        finally:
+            lock.release()
+
+    def _holder(self) -> str:
+        try:
+            holder = json.loads((self.path / WRITER).read_text())
+        except (OSError, ValueError):
+            return "another process"
+        return f"process {holder['pid']} on {holder['host']}"
+
+
+class ResultsWriter:
+    """The one writer of a results folder, from `ResultsFolder.writer`."""
+
+    def __init__(self, folder: ResultsFolder) -> None:
+        self.folder = folder
+
+    def add_environment(self, environment: Environment) -> None:
+        """Keep an environment under its hash, by which records refer to it."""
+        file = self.folder.path / "environments" / f"{environment.hash}.json"
+        if not file.exists():
+            _write_atomically(file, environment.model_dump_json(indent=2) + "\n")
+
+    def append(self, protocol: Protocol, records: Sequence[Record]) -> None:
+        """Add the records of one sample in one write that is on disk when this returns.
+
+        Raises:
+            KvbenchError: The system refuses (a full disk, say); records appended before are not touched.
+        """
+        file = self.folder.records_file(protocol)
+        lines = "".join(f"{record.model_dump_json()}\n" for record in records).encode()
+        try:
+            if not file.exists():
+                _write_atomically(_protocol_file(file), protocol.model_dump_json(indent=2) + "\n")
+            with file.open("a+b") as stream:
+                _mend(stream)
+                stream.write(lines)
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            raise KvbenchError(f"cannot write to {file}: {reason(error)}") from error
+
+
+def _mend(stream: BinaryIO) -> None:
+    """End the file with a whole line: cut off a torn one, terminate one that lacks only its newline."""
+    tail = _unterminated(stream)
+    if tail and is_torn(tail):
+        stream.truncate(stream.seek(0, os.SEEK_END) - len(tail))
+    elif tail:
+        stream.write(b"\n")
+
+
+def _unterminated(stream: BinaryIO, block: int = 1 << 16) -> bytes:
+    """Return what follows the last newline."""
+    start = stream.seek(0, os.SEEK_END)
+    tail = b""
+    while start and b"\n" not in tail:
+        size = min(block, start)
+        start = stream.seek(start - size)
+        tail = stream.read(size) + tail
+    return tail.rpartition(b"\n")[2]
+
+
+def _record_files(path: Path) -> list[Path]:
+    if path.is_file():
+        raise UsageError(f"'{path}' is a file: expected a results folder that `kvbench run` wrote")
+    if not path.is_dir():
+        raise UsageError(f"there is no results folder '{path}': `kvbench run` makes one")
+    if not (path / "records").is_dir():
+        raise UsageError(f"'{path}' is not a results folder: there is no folder 'records' in it")
+    return sorted((path / "records").glob("*.jsonl"))
+
+
+def _protocol_file(records: Path) -> Path:
+    return records.with_suffix(".protocol.json")
+
+
+def _read_protocol(records: Path) -> Protocol:
+    file = _protocol_file(records)
+    try:
+        content = json.loads(file.read_bytes())
+        schema = content["schema_version"]
+        if schema != SCHEMA:
+            raise UsageError(
+                f"{file} has schema version {schema}, this kvbench reads version {SCHEMA}: use a kvbench as new "
+                f"as the one that wrote it"
+            )
+        protocol = Protocol.model_validate(content)
+    except OSError as error:
+        raise UsageError(
+            f"{records} has no readable protocol beside it, {file.name}: {reason(error)}"
+        ) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"{file}: field '{first['loc'][0]}': {first['msg'].lower()}") from None
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(f"{file} does not hold a protocol: expected a JSON object with its fields") from None
+    if not records.stem.endswith(f"_{protocol.hash[:12]}"):
+        raise UsageError(f"{file} was changed after it was written: its hash is now {protocol.hash[:12]}")
+    return protocol
+
+
+def _last_per_key(table: pa.Table) -> pa.Table:
+    superseded = table["key"].to_pandas().duplicated(keep="last")
+    return table.filter(pa.array(~superseded)) if superseded.any() else table
+
+
+def _repeated(value: str, times: int) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), times), pa.array([value]))
+
+
+def _write_atomically(file: Path, content: str) -> None:
+    """Write a whole file or none of it."""
+    partial = file.with_name(f"{file.name}.partial")
+    with partial.open("w") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(file)
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.+-]+", "-", name)[-64:].strip(".-") or "unnamed"
