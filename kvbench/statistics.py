@@ -12,7 +12,7 @@ from typing import cast
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from kvbench.records import FULL
@@ -34,7 +34,7 @@ class Cell:
     """All records of one press at one budget.
 
     Attributes:
-        score: Over the records that have a score.
+        score: The mean over the subtasks of their mean scores; None if some subtask has no score here.
         n: Records that have a score.
         failed: Records that have none.
         whole: Records whose budget held the whole context, so that nothing was evicted.
@@ -107,8 +107,9 @@ def summarise(frame: pd.DataFrame) -> Summary:
     for cell, rows in frame.groupby([_names(frame), "budget"], observed=True).indices.items():
         press, budget = cast(tuple[str, str], cell)
         scored = rows[~np.isnan(scores[rows])]
+        complete = len(np.unique(subtasks[scored])) == subtasks.max() + 1
         curves.setdefault(press, {})[budget] = Cell(
-            score=mean_interval(scores[scored], subtasks[scored], sources[scored]),
+            score=mean_interval(scores[scored], subtasks[scored], sources[scored]) if complete else Estimate(),
             n=len(scored),
             failed=len(rows) - len(scored),
             whole=int(np.count_nonzero(~compressed[rows])),
@@ -153,28 +154,14 @@ def mean_interval(scores: ArrayLike, subtasks: ArrayLike, sources: ArrayLike) ->
     if proportions.all() and len(n) == 1:
         return Estimate(mean, *_wilson(mean, len(scores)))
 
-    pairs, pair = np.unique(subtask * len(scores) + source, return_inverse=True)
-    pair_subtask, pair_source = np.divmod(pairs, len(scores))
-    sources_of = np.bincount(pair_subtask)
-    if np.any(sources_of == 1):
+    variance, freedom = _variance_of_sum(scores, subtask, source, proportions)
+    if not variance or not freedom:
         return Estimate(mean)
-    residuals = np.where(proportions[subtask], 0, scores - means[subtask]) / n[subtask]
-    clustered = np.bincount(pair, residuals) * np.sqrt(sources_of / (sources_of - 1))[pair_subtask]
-    smoothed = (means * n + 0.5) / (n + 1)
-    variances = np.where(proportions, smoothed * (1 - smoothed) / n, np.bincount(pair_subtask, clustered**2))
-    # A source that several subtasks share brings their covariance.
-    variance = np.sum(variances[proportions]) + np.sum(np.bincount(pair_source, clustered) ** 2)
-    if variance == 0:
-        return Estimate(mean)
-    freedom = np.sum(variances) ** 2 / np.sum(variances**2 / (sources_of - 1))
-    freedom = min(freedom, len(np.unique(source)) - 1)
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * np.sqrt(variance)) / len(n)
     return Estimate(mean, mean - half, mean + half)
 
 
-def normalised_auc(
-    tokens: Sequence[float], means: Sequence[float | None], full: float | None
-) -> float | None:
+def normalised_auc(tokens: Sequence[float], means: Sequence[float | None], full: float | None) -> float | None:
     """Return the area under score over log2(budget), divided by the log range, as a share of the full cache.
 
     Args:
@@ -191,6 +178,39 @@ def normalised_auc(
         return None
     position = np.log2(tokens)
     return float(np.trapezoid(known, position) / (position[-1] - position[0]) / full)
+
+
+def _variance_of_sum(
+    scores: NDArray[np.float64],
+    subtask: NDArray[np.int64],
+    source: NDArray[np.int64],
+    proportions: NDArray[np.bool_],
+) -> tuple[float, float]:
+    """Return the variance of the sum of the subtasks' means and its degrees of freedom; 0 if unknown.
+
+    Args:
+        scores: `[n]`.
+        subtask: `[n]`, from 0.
+        source: `[n]`, from 0.
+        proportions: `[subtasks]`, which of them are proportions.
+    """
+    n = np.bincount(subtask)
+    means = np.bincount(subtask, scores) / n
+    pairs, pair = np.unique(subtask * len(scores) + source, return_inverse=True)
+    pair_subtask, pair_source = np.divmod(pairs, len(scores))
+    sources = np.bincount(pair_subtask)  # of each subtask
+    if np.any(sources == 1):
+        return 0.0, 0.0
+    residuals = np.where(proportions[subtask], 0, scores - means[subtask]) / n[subtask]
+    clustered = np.bincount(pair, residuals) * np.sqrt(sources / (sources - 1))[pair_subtask]
+    smoothed = (means * n + 0.5) / (n + 1)
+    variances = np.where(proportions, smoothed * (1 - smoothed) / n, np.bincount(pair_subtask, clustered**2))
+    if not variances.any():
+        return 0.0, 0.0
+    # Summed by source over the subtasks: a source that several of them share brings their covariance.
+    variance = np.sum(variances[proportions]) + np.sum(np.bincount(pair_source, clustered) ** 2)
+    freedom = np.sum(variances) ** 2 / np.sum(variances**2 / (sources - 1))
+    return float(variance), min(float(freedom), len(np.unique(source)) - 1)
 
 
 def _wilson(proportion: float, n: int) -> tuple[float, float]:

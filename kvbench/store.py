@@ -45,6 +45,10 @@ class Results:
     frame: pd.DataFrame
     protocols: dict[str, Protocol]
 
+    def rows(self, protocol: Protocol) -> pd.DataFrame:
+        """Return the cells of one protocol."""
+        return self.frame[self.frame["protocol"] == protocol.hash]
+
 
 def file_stem(protocol: Protocol) -> str:
     """Return the name, safe in every file system, that a protocol's files begin with."""
@@ -110,9 +114,7 @@ class ResultsFolder:
             holder = {"pid": os.getpid(), "host": socket.gethostname()}
             _write_atomically(self.path / WRITER, json.dumps(holder))
         except Timeout:
-            raise UsageError(
-                f"results folder '{self.path}' is being written to by {self._holder()}"
-            ) from None
+            raise UsageError(f"results folder '{self.path}' is being written to by {self._holder()}") from None
         except OSError as error:
             lock.release()
             raise UsageError(f"results folder '{self.path}' cannot be written to: {reason(error)}") from error
@@ -202,14 +204,12 @@ def _read_protocol(records: Path) -> Protocol:
         schema = content["schema_version"]
         if schema != SCHEMA:
             raise UsageError(
-                f"{file} has schema version {schema}, this kvbench reads version {SCHEMA}: use a kvbench as new "
-                f"as the one that wrote it"
+                f"{file} has schema version {schema} and this kvbench reads version {SCHEMA}: use one as new "
+                f"as the kvbench that wrote it"
             )
         protocol = Protocol.model_validate(content)
     except OSError as error:
-        raise UsageError(
-            f"{records} has no readable protocol beside it, {file.name}: {reason(error)}"
-        ) from error
+        raise UsageError(f"{records} has no readable protocol beside it, {file.name}: {reason(error)}") from error
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(f"{file}: field '{first['loc'][0]}': {first['msg'].lower()}") from None
