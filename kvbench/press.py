@@ -98,9 +98,7 @@ class LayerCache:
             NotCapturedError: No press of the run declares `Reads.FUTURE`.
         """
         if self.captured_future is None:
-            raise NotCapturedError(
-                "the future attention was not captured: the press must declare Reads.FUTURE"
-            )
+            raise NotCapturedError("the future attention was not captured: the press must declare Reads.FUTURE")
         return self.captured_future
 
     def oldest_first(self, start: int = 0, stop: int | None = None) -> Tensor:
@@ -170,6 +168,8 @@ class Press(BaseModel, ABC):
     """Where the method was published, as "Title, arXiv number (venue)"."""
     reads: ClassVar[frozenset[Reads]]
     """What `sort` looks at."""
+    evicts: ClassVar[bool] = True
+    """False for the full cache alone: it has no budgets, only the whole context."""
     version: ClassVar[int] = 1
     """Raised when the ranking changes, so that old results are not taken for new ones."""
 

@@ -1,1 +1,1 @@
-"""The built-in presses: one file per eviction policy, each found through the `kvbench.presses` entry points."""
+"""The built-in presses, one file per eviction policy, found through the entry points `kvbench.presses`."""
