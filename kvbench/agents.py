@@ -140,17 +140,13 @@ class Agents(nn.Module):
             float32 `[batch, kv_heads, n]`, higher is kept longer.
         """
         states = torch.cat([keys.float(), values.float()], dim=-1)
-        blocks = [
-            slice(start, start + _TOKENS_AT_ONCE) for start in range(0, keys.shape[-2], _TOKENS_AT_ONCE)
-        ]
+        blocks = [slice(start, start + _TOKENS_AT_ONCE) for start in range(0, keys.shape[-2], _TOKENS_AT_ONCE)]
         scores = [self._score(layer, states[..., block, :], positions[..., block]) for block in blocks]
         return torch.cat(scores, dim=-1)
 
     def _score(self, layer: int, states: Tensor, positions: Tensor) -> Tensor:
         batch = len(states)
-        keys, values = (
-            states.transpose(0, 1).flatten(1, 2).chunk(2, dim=-1)
-        )  # [kv_heads, batch · n, head_dim]
+        keys, values = states.transpose(0, 1).flatten(1, 2).chunk(2, dim=-1)  # [kv_heads, batch · n, head_dim]
         rows = positions.transpose(0, 1).flatten(1).clamp(max=self.info.shape.positions - 1)
         table = self.weights["position_table"][layer]  # [kv_heads, positions, position_features]
         places = table.gather(1, rows.unsqueeze(-1).expand(-1, -1, table.shape[-1]))
@@ -215,9 +211,7 @@ def load_agents(path: Path, model: ModelFacts | None = None) -> Agents:
     _check_weights(path, info, weights)
     agents = Agents(info, weights)
     if agents.digest != digest:
-        raise UsageError(
-            f"{path} is damaged: its weights are not those that were saved (their SHA-256 differs)"
-        )
+        raise UsageError(f"{path} is damaged: its weights are not those that were saved (their SHA-256 differs)")
     return agents
 
 
@@ -225,9 +219,7 @@ def _read(path: Path) -> tuple[AgentsInfo, str, dict[str, Tensor]]:
     if not path.is_file():
         raise UsageError(f"there is no agents file {path}")
     if path.suffix in _PICKLES or _is_pickle(path):
-        raise UsageError(
-            f"{path} is a pickle, which can run code when read: agents are read from safetensors only"
-        )
+        raise UsageError(f"{path} is a pickle, which can run code when read: agents are read from safetensors only")
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
@@ -248,8 +240,10 @@ def _read(path: Path) -> tuple[AgentsInfo, str, dict[str, Tensor]]:
 
 def _is_pickle(path: Path) -> bool:
     with path.open("rb") as file:
-        start = file.read(4)
-    return start == b"PK\x03\x04" or start[:1] == b"\x80"  # torch.save's archive, or a bare pickle
+        start = file.read(9)
+    archive = start.startswith(b"PK\x03\x04")  # torch.save's
+    bare = start.startswith(b"\x80") and start[8:] != b"{"  # in safetensors, "{" follows the header's length
+    return archive or bare
 
 
 def _check_model(path: Path, info: AgentsInfo, model: ModelFacts) -> None:
@@ -261,9 +255,7 @@ def _check_model(path: Path, info: AgentsInfo, model: ModelFacts) -> None:
     }
     for fact, (theirs, ours) in facts.items():
         if theirs != ours:
-            raise UsageError(
-                f"{path} holds agents for another model: its {fact} is {theirs}, here it is {ours}"
-            )
+            raise UsageError(f"{path} holds agents for another model: its {fact} is {theirs}, here it is {ours}")
 
 
 def _check_weights(path: Path, info: AgentsInfo, weights: Mapping[str, Tensor]) -> None:
