@@ -54,7 +54,7 @@ class CheckReport:
 
     Attributes:
         results: One per check.
-        milliseconds: Median time to rank one layer of `tokens` tokens; none if the press failed on it.
+        milliseconds: Median time to rank one layer of `tokens` tokens; none if it failed or was not timed.
         tokens: The length of the timed cache.
     """
 
@@ -68,7 +68,7 @@ class CheckReport:
         return all(result.passed for result in self.results)
 
 
-class Violation(Exception):
+class ContractError(Exception):
     """A press breaks its contract; the message says how."""
 
 
@@ -79,15 +79,19 @@ def check_press(press: Press, model: ModelFacts | None = None, repeats: int = 5)
         press: The press.
         model: The model that the press is made ready for and whose layers' shape is used. Without one, the
             press is taken as it is, in SmolLM2-135M's shape.
-        repeats: How many times the press is timed.
+        repeats: How many times the press is timed; 0 leaves the timing out.
 
     Raises:
         UsageError: The press cannot run on the model.
     """
     shape = Shape() if model is None else Shape(model.kv_heads, model.heads, model.head_dim)
     ready = press if model is None else press.for_model(model)
-    results = tuple(_run(name, check, ready, shape) for name, check in CHECKS.items())
-    return CheckReport(results, _time(ready, shape, repeats))
+    results = [_run(name, check, ready, shape) for name, check in CHECKS.items()]
+    milliseconds = None
+    if repeats:
+        timing, milliseconds = _timed(ready, shape, repeats)
+        results.append(timing)
+    return CheckReport(tuple(results), milliseconds)
 
 
 def random_layer(
@@ -133,46 +137,174 @@ def random_layer(
 def _run(name: str, check: Callable[[Press, Shape], str], press: Press, shape: Shape) -> CheckResult:
     try:
         return CheckResult(name, True, check(press, shape))
-    except Violation as violation:
+    except ContractError as violation:
         return CheckResult(name, False, str(violation))
     except Exception as error:  # a press may fail with anything
         return CheckResult(name, False, f"{type(error).__name__}: {error}")
 
 
-def _time(press: Press, shape: Shape, repeats: int) -> float | None:
+def _timed(press: Press, shape: Shape, repeats: int) -> tuple[CheckResult, float | None]:
+    name = f"ranks {TIMED_LENGTH} tokens"
     layer = random_layer(shape, TIMED_LENGTH, batch=1)
     seconds = []
     try:
-        for _ in range(repeats + 1):
+        _ranked(press, layer, f"{TIMED_LENGTH} tokens")  # warms up
+        for _ in range(repeats):
             started = time.perf_counter()
             press.sort(layer)
             seconds.append(time.perf_counter() - started)
-    except Exception:  # the checks have said why
-        return None
-    return statistics.median(seconds[1:]) * 1000  # the first call warms up
+    except Exception as error:  # a press may fail with anything
+        return CheckResult(name, False, str(error)), None
+    milliseconds = statistics.median(seconds) * 1000
+    return CheckResult(name, True, f"{milliseconds:.1f} ms per layer, median of {repeats}"), milliseconds
 
 
-def _ranked(press: Press, layer: LayerCache) -> Tensor:
-    """Rank a layer and make sure that the ranking is one."""
-    ranking = press.sort(layer)
+def _ranked(press: Press, layer: LayerCache, case: str) -> Tensor:
+    """Rank a layer and make sure that what comes back is a ranking.
+
+    Raises:
+        ContractError: The press fails, or returns something else; the message starts with the case.
+    """
+    try:
+        ranking = press.sort(layer)
+    except Exception as error:  # a press may fail with anything
+        raise ContractError(f"{case}: {type(error).__name__}: {error}") from error
     expected = (*layer.keys.shape[:2], layer.n)
-    if not isinstance(ranking, Tensor) or ranking.dtype != torch.int64 or tuple(ranking.shape) != expected:
-        given = f"{ranking.dtype} {tuple(ranking.shape)}" if isinstance(ranking, Tensor) else type(ranking).__name__
-        raise Violation(f"sort returned {given}, it must be torch.int64 {expected} (batch, KV heads, tokens)")
-    every = torch.arange(layer.n).expand(expected)
-    if not torch.equal(ranking.sort(dim=-1).values.cpu(), every):
-        raise Violation(f"with {layer.n} tokens, a head's ranking does not name each of 0 … {layer.n - 1} once")
+    if not isinstance(ranking, Tensor):
+        raise ContractError(f"{case}: sort returned {type(ranking).__name__}, it must return a tensor")
+    if ranking.dtype != torch.int64 or tuple(ranking.shape) != expected:
+        given = f"{ranking.dtype} {tuple(ranking.shape)}"
+        raise ContractError(f"{case}: sort returned {given}, it must return torch.int64 {expected}")
+    every_token = torch.arange(layer.n).expand(expected)
+    if not torch.equal(ranking.sort(dim=-1).values.cpu(), every_token):
+        raise ContractError(f"{case}: the ranking of a head must name each of 0 … {layer.n - 1} once")
     return ranking
 
 
-def _permutation(press: Press, shape: Shape) -> str:
+def _is_permutation(press: Press, shape: Shape) -> str:
     layer = random_layer(shape, 200)
-    _ranked(press, layer)
-    return f"torch.int64 {tuple(layer.positions.shape)}, every token of every head once"
+    _ranked(press, layer, "200 tokens")
+    return f"torch.int64 {tuple(layer.positions.shape)}, every token once per head"
 
 
-def _lengths(press: Press, shape: Shape) -> str:
+def _is_deterministic(press: Press, shape: Shape) -> str:
+    first = _ranked(press, random_layer(shape, 200), "200 tokens")
+    _ranked(press, random_layer(shape, 130, seed=1), "130 tokens")
+    if not torch.equal(first, _ranked(press, random_layer(shape, 200), "200 tokens again")):
+        raise ContractError("the same cache, ranked again after another one, has another ranking")
+    return "the same ranking before and after another cache's"
+
+
+def _leaves_input(press: Press, shape: Shape) -> str:
+    layer = random_layer(shape, 200)
+    _ranked(press, layer, "200 tokens")
+    untouched = _tensors(random_layer(shape, 200))
+    if changed := [name for name, tensor in _tensors(layer).items() if not torch.equal(tensor, untouched[name])]:
+        raise ContractError(f"sort wrote to {', '.join(changed)}")
+    return f"{', '.join(untouched)} unchanged"
+
+
+def _separates_rows(press: Press, shape: Shape) -> str:
+    layer = random_layer(shape, 50, batch=3)
+    together = _ranked(press, layer, "3 rows")
+    for row in range(3):
+        alone = _ranked(press, _row(layer, row), "a row alone")
+        if not torch.equal(alone[0], together[row]):
+            raise ContractError(f"row {row} of a batch of 3 has another ranking when it is alone")
+    return "3 rows of 50 tokens, together and alone"
+
+
+def _any_length(press: Press, shape: Shape) -> str:
     for n in LENGTHS:
-        with _saying(f"{n} tokens"):
-            _ranked(press, random_layer(shape, n))
-    return f"{', '.join(map(str, LENGTHS))} tokens"
+        _ranked(press, random_layer(shape, n), f"n = {n}")
+    return f"n = {', '.join(map(str, LENGTHS))}"
+
+
+def _any_group(press: Press, shape: Shape) -> str:
+    groups = sorted({1, 3, shape.heads // shape.kv_heads})
+    for group in groups:
+        grouped = replace(shape, heads=shape.kv_heads * group)
+        _ranked(press, random_layer(grouped, 100), f"{group} query heads per KV head")
+    return f"{', '.join(map(str, groups))} query heads per KV head"
+
+
+def _any_precision(press: Press, shape: Shape) -> str:
+    dtypes = (torch.bfloat16, torch.float16, torch.float64)
+    for dtype in dtypes:
+        _ranked(press, random_layer(shape, 100, dtype=dtype), str(dtype))
+    return ", ".join(map(str, dtypes))
+
+
+def _after_compression(press: Press, shape: Shape) -> str:
+    for queries in (1, 20, 100):
+        layer = random_layer(shape, 100, queries=queries)
+        _ranked(press, layer, f"positions with gaps, queries of the last {queries} of 100 entries")
+    return "positions with gaps, queries of the last 1, 20 and 100 of 100 entries"
+
+
+def _reads_declared(press: Press, shape: Shape) -> str:
+    layer = random_layer(shape, 100)
+    if Reads.QUERIES not in press.reads:
+        layer = replace(layer, captured_queries=None)
+    if Reads.FUTURE not in press.reads:
+        layer = replace(layer, captured_future=None)
+    expected = _ranked(press, layer, "only what is declared was captured")
+    other = random_layer(shape, 100, seed=1, queries=100)
+    swapped = {
+        Reads.KEYS: replace(layer, keys=other.keys),
+        Reads.VALUES: replace(layer, values=other.values),
+        Reads.POSITIONS: replace(layer, positions=other.positions),
+    }
+    for what in swapped.keys() - press.reads:
+        if not torch.equal(_ranked(press, swapped[what], f"other {what}"), expected):
+            raise ContractError(f"the ranking depends on the {what}, which `reads` does not declare")
+    return f"reads {', '.join(sorted(press.reads)) or 'nothing but the number of tokens'}"
+
+
+def _finite_scores(press: Press, shape: Shape) -> str:
+    layer = random_layer(shape, 300)
+    assert layer.captured_queries is not None
+    cases = {
+        "constant": (torch.ones_like(layer.keys), torch.ones_like(layer.captured_queries)),
+        "zero": (torch.zeros_like(layer.keys), torch.zeros_like(layer.captured_queries)),
+        "very large": (layer.keys * 1e4, layer.captured_queries * 1e4),
+    }
+    for name, (states, queries) in cases.items():
+        degenerate = replace(layer, keys=states, values=states, captured_queries=queries)
+        _ranked(press, degenerate, f"{name} keys, values and queries")
+        if isinstance(press, ScorePress) and not bool(press.score(degenerate).isfinite().all()):
+            raise ContractError(f"{name} keys, values and queries: scores that are not finite")
+    return f"{', '.join(cases)} keys, values and queries"
+
+
+def _row(layer: LayerCache, row: int) -> LayerCache:
+    assert layer.captured_queries is not None
+    assert layer.captured_future is not None
+    only = slice(row, row + 1)
+    return replace(
+        layer,
+        keys=layer.keys[only],
+        values=layer.values[only],
+        positions=layer.positions[only],
+        captured_queries=layer.captured_queries[only],
+        captured_future=layer.captured_future[only],
+    )
+
+
+def _tensors(layer: LayerCache) -> dict[str, Tensor]:
+    return {name: value for name, value in vars(layer).items() if isinstance(value, Tensor)}
+
+
+CHECKS: dict[str, Callable[[Press, Shape], str]] = {
+    "returns a permutation per head": _is_permutation,
+    "ranks the same cache the same way": _is_deterministic,
+    "leaves its input alone": _leaves_input,
+    "ranks each row of a batch by itself": _separates_rows,
+    "ranks a cache of any length": _any_length,
+    "ranks with any number of query heads": _any_group,
+    "ranks in any precision": _any_precision,
+    "ranks a cache that was compressed before": _after_compression,
+    "reads only what it declares": _reads_declared,
+    "is finite on degenerate inputs": _finite_scores,
+}
+"""Every check by name: a function that returns what it tried, or raises."""
