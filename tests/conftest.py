@@ -3,6 +3,9 @@
 from pathlib import Path
 
 import pytest
+from transformers import PreTrainedTokenizerBase
+
+from kvbench.models import Model, ModelSource, find
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +15,21 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"the reference data is not here: {folder}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2_source() -> ModelSource:
+    """SmolLM2-135M-Instruct, found but not loaded."""
+    return find("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def smollm2_tokenizer(smollm2_source: ModelSource) -> PreTrainedTokenizerBase:
+    """SmolLM2's tokenizer."""
+    return smollm2_source.tokenizer
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_source: ModelSource) -> Model:
+    """SmolLM2-135M-Instruct in float32 on the CPU."""
+    return smollm2_source.load("float32", "cpu", "sdpa")

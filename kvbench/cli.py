@@ -1,0 +1,182 @@
+"""The command line: parse, call, print. What a command does lives in the modules it calls.
+
+Nothing heavy is imported before a command needs it, so that help and lists answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from kvbench import __version__
+from kvbench.errors import KvbenchError, unknown
+
+app = typer.Typer(
+    name="kvbench",
+    help="The benchmark and leaderboard for KV-cache eviction policies.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode="rich",
+)
+out = Console()
+err = Console(stderr=True)
+
+ModelOption = Annotated[
+    str, typer.Option("--model", "-m", help="A hub id, a local folder, a .gguf file, or smollm2-135m.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ResultsArgument = Annotated[Path, typer.Argument(help="A results folder.")]
+
+
+def main() -> NoReturn:
+    """Run the command line; every error is one sentence, exit code 2 for a wrong command and 1 for a failed run."""
+    try:
+        code = app(standalone_mode=False)
+    except KvbenchError as error:
+        err.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        err.print("stopped; what is finished is on disk, and the same command goes on from there")
+        sys.exit(130)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # not one of typer's own complaints about the command
+            raise
+        err.print(f"[bold red]error:[/] {escape(error.format_message())}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    sys.exit(code)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"kvbench {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    press: Annotated[
+        list[str],
+        typer.Option("--press", "-p", help="Presses, comma-separated: kvp,snapkv:window=32,kernel=7 or all."),
+    ],
+    task: Annotated[list[str], typer.Option("--task", "-t", help="Tasks, comma-separated: ruler-4k,ruler-8k:vt.")],
+    budgets: Annotated[
+        str,
+        typer.Option("--budgets", "-b", help="Tokens per KV head or shares of the context: 256,1024,25%."),
+    ],
+    model: ModelOption = "smollm2-135m",
+    limit: Annotated[int | None, typer.Option(min=1, help="Samples per subtask; all by default.")] = None,
+    results: Annotated[Path, typer.Option("--results", "-o", help="Results folder; a run resumes it.")] = Path(
+        "results"
+    ),
+    question: Annotated[
+        str | None, typer.Option(help="inside: compressed with the context; after: fed after compression.")
+    ] = None,
+    protect: Annotated[str, typer.Option(help="First and last tokens that no press may evict first.")] = "4,16",
+    seed: Annotated[int, typer.Option(min=0, help="Of generated data and seeded presses.")] = 42,
+    dtype: Annotated[str | None, typer.Option(help="bfloat16 where the processor has it, else float32.")] = None,
+    device: Annotated[str | None, typer.Option(help="The accelerator if there is one, else cpu.")] = None,
+    attention: Annotated[str, typer.Option(help="The prefill's kernel: sdpa, eager, flash_attention_2, …")] = "sdpa",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Answer tasks under presses and budgets, and record every cell. Computes only what is missing."""
+    from kvbench.commands.run import Request, run_command
+
+    request = Request(
+        presses=press,
+        tasks=task,
+        budgets=budgets,
+        model=model,
+        limit=limit,
+        results=results,
+        question=question,
+        protect=protect,
+        seed=seed,
+        dtype=dtype,
+        device=device,
+        attention=attention,
+    )
+    run_command(request, dry_run, as_json, out, err)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(metavar="presses|tasks|models", help="What to list.")],
+    as_json: JsonOption = False,
+) -> None:
+    """List the presses, tasks or models that there are, and the package each comes from."""
+    from kvbench.commands.listing import list_command
+
+    if what not in ("presses", "tasks", "models"):
+        raise unknown("list", what, ["presses", "tasks", "models"])
+    list_command(what, as_json, out)
+
+
+@app.command()
+def info(
+    name: Annotated[str, typer.Argument(help="A press or a task.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a press or a task is: parameters, defaults, paper, what it reads."""
+    from kvbench.commands.info import info_command
+
+    info_command(name, as_json, out)
+
+
+@app.command()
+def table(
+    results: ResultsArgument,
+    subtasks: Annotated[bool, typer.Option("--subtasks", help="One table per subtask.")] = False,
+    format_: Annotated[str, typer.Option("--format", help="rich, md, csv or json.")] = "rich",
+) -> None:
+    """Print scores by press and budget with 95 % intervals, one table per protocol."""
+    from kvbench.commands.table import table_command
+
+    table_command(results, subtasks, format_, out)
+
+
+@app.command()
+def plot(
+    results: ResultsArgument,
+    to: Annotated[Path | None, typer.Option("--out", help="Folder of the figures; RESULTS/figures by default.")] = None,
+    format_: Annotated[str, typer.Option("--format", help="png, svg, pdf; several comma-separated.")] = "png",
+) -> None:
+    """Draw score over cache size, one figure per protocol."""
+    from kvbench.commands.plot import plot_command
+
+    plot_command(results, to or results / "figures", format_, out)
+
+
+@app.command()
+def check(
+    press: Annotated[str, typer.Argument(help="A press, with parameters if wanted.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Verify a press against the contract of sort(), and time it."""
+    from kvbench.commands.check import check_command
+
+    check_command(press, as_json, out)
+
+
+@app.command()
+def doctor(as_json: JsonOption = False) -> None:
+    """Look at this machine: versions, processor, memory, model, caches."""
+    from kvbench.commands.doctor import doctor_command
+
+    doctor_command(as_json, out)

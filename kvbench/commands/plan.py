@@ -1,0 +1,113 @@
+"""`kvbench run --dry-run`: what a run would do, and what it would take."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from kvbench.models import ModelSource
+    from kvbench.sweep import Plan, Settings, WorkItem
+
+_RECORD_BYTES = 1100
+"""A record on disk with an answer of ordinary length: the mean of the project's own is near this."""
+
+
+def print_plan(plan: Plan, source: ModelSource, settings: Settings, as_json: bool, out: Console) -> None:
+    """Print cells, prefills, tokens, disk and memory of a plan, and what is done already."""
+    facts = estimate(plan, source, settings)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    out.print(_table("work", ("task", "prefills", "cells", "context tokens"), _work(plan)))
+    out.print(f"presses: {', '.join(facts['presses'])}", highlight=False)
+    out.print(
+        f"weights: {facts['weights']}, {facts['dtype']} on {facts['device']}, {facts['attention']} attention",
+        highlight=False,
+    )
+    out.print(
+        f"{facts['cells']} cells to compute in {facts['prefills']} prefills of {facts['context_tokens']:,} tokens in all, "
+        f"{facts['already_done']} are done already",
+        highlight=False,
+    )
+    out.print(
+        f"disk: about {_size(facts['disk_bytes'])} of records; memory: {_size(facts['weight_bytes'])} of weights "
+        f"and up to {_size(facts['cache_bytes'])} of caches",
+        highlight=False,
+    )
+
+
+def estimate(plan: Plan, source: ModelSource, settings: Settings) -> dict[str, Any]:
+    """Work out what a plan takes, as plain data."""
+    from kvbench.models import DTYPES, parameter_count
+
+    item_bytes = DTYPES[settings.dtype].itemsize
+    facts = source.facts
+    token_bytes = 2 * facts.layers * facts.kv_heads * facts.head_dim * item_bytes
+    return {
+        "model": source.name,
+        "weights": source.weights,
+        "dtype": settings.dtype,
+        "device": settings.device,
+        "attention": settings.attention,
+        "presses": list(plan.presses),
+        "cells": plan.cells,
+        "already_done": plan.done,
+        "prefills": len(plan.items),
+        "context_tokens": sum(len(item.prompt.context) for item in plan.items),
+        "new_tokens_at_most": sum(_new_tokens(item) for item in plan.items),
+        "disk_bytes": plan.cells * _RECORD_BYTES,
+        "weight_bytes": parameter_count(source.config) * item_bytes,
+        "cache_bytes": max((cached_tokens(item) for item in plan.items), default=0) * token_bytes,
+    }
+
+
+def cached_tokens(item: WorkItem) -> int:
+    """Return the most tokens that are cached at once while an item runs, per KV head.
+
+    The whole context, the largest budget of each press, and every row's own tokens.
+    """
+    variants = {cell.variant for cell in item.cells}
+    largest: Counter[str] = Counter()
+    for variant in variants:
+        if variant.press is not None:
+            largest[variant.press] = max(largest[variant.press], variant.budget)
+    n = len(item.prompt.context)
+    return n + sum(largest.values()) + len(variants) * (item.prompt.longest(item.sample) - n)
+
+
+def _new_tokens(item: WorkItem) -> int:
+    return sum(item.sample.questions[cell.question].max_new_tokens for cell in item.cells)
+
+
+def _work(plan: Plan) -> Iterable[tuple[str, str, str, str]]:
+    groups: dict[str, list[WorkItem]] = {}
+    for item in plan.items:
+        groups.setdefault(f"{item.protocol.task}:{item.sample.subtask}", []).append(item)
+    for name, items in groups.items():
+        cells = sum(len(item.cells) for item in items)
+        tokens = sum(len(item.prompt.context) for item in items)
+        yield name, f"{len(items):,}", f"{cells:,}", f"{tokens:,}"
+
+
+def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="left" if column == columns[0] else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

@@ -1,0 +1,284 @@
+"""`kvbench run`: from names to a plan, from a plan to records."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import (
+    Task as ProgressTask,
+)
+from rich.text import Text
+
+from kvbench.budgets import parse_budgets
+from kvbench.commands.plan import print_plan
+from kvbench.errors import KvbenchError, UsageError, unknown
+from kvbench.press import Press
+from kvbench.records import FULL
+from kvbench.registry import PRESSES, make_press, make_task, press_label, registered
+from kvbench.task import QuestionPlacement
+
+if TYPE_CHECKING:
+    from kvbench.models import ModelFacts
+    from kvbench.sweep import Finished, Plan
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Request:
+    """`kvbench run` as it was typed."""
+
+    presses: Sequence[str]
+    tasks: Sequence[str]
+    budgets: str
+    model: str
+    limit: int | None
+    results: Path
+    question: str | None
+    protect: str
+    seed: int
+    dtype: str | None
+    device: str | None
+    attention: str
+
+
+def run_command(request: Request, dry_run: bool, as_json: bool, out: Console, err: Console) -> None:
+    """Plan a sweep and, unless it is a dry run, run it.
+
+    Raises:
+        UsageError: A name or value is wrong, or the results folder cannot be used.
+        KvbenchError: Some cells failed.
+    """
+    budgets = parse_budgets(request.budgets)
+    question = _question(request.question)
+    first, last = parse_protect(request.protect)
+    requested = parse_presses(request.presses)
+    tasks = [make_task(spec) for spec in _entries(request.tasks, "tasks")]
+
+    # What follows needs torch and transformers; a mistyped name has been answered before they are imported.
+    from kvbench.after_prefill import Protect
+    from kvbench.models import choose_device, choose_dtype, find, quieten_transformers
+    from kvbench.store import ResultsFolder
+    from kvbench.sweep import Settings, make_plan, run_plan
+
+    quieten_transformers()
+    device = choose_device(request.device)
+    dtype = choose_dtype(request.dtype, device)
+    settings = Settings(
+        budgets, request.limit, question, Protect(first, last), request.seed, dtype, device, request.attention
+    )
+    folder = ResultsFolder(request.results)
+    if not dry_run:
+        with folder.writer():  # refuse an unusable folder before anything is computed
+            pass
+    source = find(request.model, weights=not dry_run)
+    presses = ready_presses(requested, source.facts, err)
+    plan = make_plan(source, presses, tasks, settings, folder)
+    if dry_run:
+        print_plan(plan, source, settings, as_json, out)
+        return
+    totals = Totals()
+    if plan.items:
+        with folder.writer() as writer, _progress(plan, err) as advance:
+            model = source.load(dtype, device, request.attention)
+
+            def tell(finished: Finished) -> None:
+                totals.add(finished)
+                advance(finished)
+
+            run_plan(plan, model, writer, tell)
+    _report(plan, totals, request.results, as_json, out)
+
+
+@dataclass(frozen=True)
+class RequestedPress:
+    """A press that a user asked for.
+
+    Attributes:
+        spec: `name` or `name:field=value,…`.
+        named: Asked for by name, not as one of `all`: if it cannot run, that is an error.
+    """
+
+    spec: str
+    named: bool
+
+
+def parse_presses(texts: Sequence[str]) -> list[RequestedPress]:
+    """Read a list of presses; `all` stands for every registered one.
+
+    A comma separates presses, and also the parameters of one: a piece such as `kernel=7` belongs to the press
+    before it.
+
+    Raises:
+        UsageError: Nothing is named.
+    """
+    requested: list[RequestedPress] = []
+    for piece in _entries(texts, "presses"):
+        if "=" in piece and ":" not in piece and requested:
+            requested[-1] = RequestedPress(f"{requested[-1].spec},{piece}", requested[-1].named)
+        elif piece == ALL:
+            requested.extend(RequestedPress(name, named=False) for name in registered(PRESSES))
+        else:
+            requested.append(RequestedPress(piece, named=True))
+    return requested
+
+
+def ready_presses(requested: Sequence[RequestedPress], facts: ModelFacts, err: Console) -> dict[str, Press]:
+    """Make the presses ready for a model, by label; the full cache, the reference of every curve, comes first.
+
+    Raises:
+        UsageError: A press asked for by name does not exist or cannot run on this model.
+    """
+    presses: dict[str, Press] = {}
+    for wanted in (RequestedPress(FULL, named=True), *requested):
+        try:
+            press = make_press(wanted.spec)
+            presses[press_label(wanted.spec.partition(":")[0], press)] = press.for_model(facts)
+        except UsageError as error:
+            if wanted.named:
+                raise
+            err.print(f"[yellow]without {wanted.spec}:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+    return presses
+
+
+def parse_protect(text: str) -> tuple[int, int]:
+    """Parse `FIRST,LAST`, the protected tokens.
+
+    Raises:
+        UsageError: It is not two whole numbers from 0 up.
+    """
+    first, _, last = (part.strip() for part in text.partition(","))
+    if not (first.isdecimal() and last.isdecimal()):
+        raise UsageError(f"--protect '{text}' is not allowed: give two whole numbers from 0 up, first and last (4,16)")
+    return int(first), int(last)
+
+
+def _question(text: str | None) -> QuestionPlacement | None:
+    for placement in get_args(QuestionPlacement):
+        if text == placement:
+            return text  # type: ignore[return-value]
+    if text is None:
+        return None
+    raise unknown("question placement", text, get_args(QuestionPlacement))
+
+
+def _entries(texts: Sequence[str], what: str) -> list[str]:
+    entries = [piece.strip() for text in texts for piece in text.split(",") if piece.strip()]
+    if not entries:
+        raise UsageError(f"no {what} is named: `kvbench list {what}` says which there are")
+    return entries
+
+
+@dataclass
+class Totals:
+    """What a run has done so far."""
+
+    cells: int = 0
+    failed: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def add(self, finished: Finished) -> None:
+        """Count one work item."""
+        self.cells += len(finished.item.cells)
+        self.failed += finished.failed
+        if finished.timings:
+            self.seconds["prefill"] += finished.timings.prefill
+            self.seconds["ranking"] += sum(finished.timings.ranking.values())
+            self.seconds["gathering"] += finished.timings.gathering
+            self.seconds["answering"] += finished.timings.answering
+
+
+def _report(plan: Plan, totals: Totals, results: Path, as_json: bool, out: Console) -> None:
+    """Say what was done and where the time went.
+
+    Raises:
+        KvbenchError: Some cells failed.
+    """
+    summary = {
+        "results": str(results),
+        "cells": totals.cells,
+        "failed": totals.failed,
+        "already_done": plan.done,
+        "seconds": {part: round(seconds, 2) for part, seconds in totals.seconds.items()},
+    }
+    if as_json:
+        typer.echo(json.dumps(summary, indent=2))
+    else:
+        out.print(
+            f"{totals.cells} cells computed, {plan.done} were there already; results in {results}",
+            highlight=False,
+        )
+        if totals.seconds:
+            spent = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in totals.seconds.items())
+            out.print(f"time: {spent}", highlight=False)
+    if totals.failed:
+        raise KvbenchError(
+            f"{totals.failed} of {totals.cells} cells failed: `kvbench table {results}` says why; the same command tries them again"
+        )
+
+
+class _Rate(ProgressColumn):
+    """Cells per second."""
+
+    def render(self, task: ProgressTask) -> Text:
+        return Text(f"{task.speed:.1f} cells/s" if task.speed else "", style="progress.data.speed")
+
+
+@contextmanager
+def _progress(plan: Plan, err: Console) -> Iterator[Callable[[Finished], None]]:
+    """Show progress: a bar with rate and time left on a terminal, a line per sample elsewhere."""
+    if not err.is_terminal:
+        yield _LinePrinter(plan, err)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        _Rate(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err, speed_estimate_period=600) as progress:
+        bar = progress.add_task("cells", total=plan.cells)
+        yield lambda finished: progress.advance(bar, len(finished.item.cells))
+
+
+class _LinePrinter:
+    """Progress as plain lines."""
+
+    def __init__(self, plan: Plan, err: Console):
+        self.total = plan.cells
+        self.done = 0
+        self.started = time.monotonic()
+        self.err = err
+
+    def __call__(self, finished: Finished) -> None:
+        self.done += len(finished.item.cells)
+        rate = self.done / (time.monotonic() - self.started)
+        left = (self.total - self.done) / rate
+        failed = f", {finished.failed} failed" if finished.failed else ""
+        self.err.print(
+            f"{finished.item.sample.id}: {self.done}/{self.total} cells, {rate:.1f} cells/s, {left:.0f} s left{failed}",
+            highlight=False,
+            soft_wrap=True,
+        )

@@ -1,0 +1,271 @@
+"""The sweep: plan which cells are missing, run them sample by sample, record each sample as it is finished.
+
+A cell is one question of one sample under one press and budget. Resuming a killed run, adding a press or a budget
+and widening the limit are all the same thing: the plan holds the cells whose keys are not in the results yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from kvbench.after_prefill import Outcome, Protect, Timings, Variant, run_prompt
+from kvbench.budgets import Budget
+from kvbench.environment import describe_environment
+from kvbench.errors import KvbenchError
+from kvbench.models import Model, ModelSource
+from kvbench.press import Press, sample_seed
+from kvbench.prompts import Prompt, prompts_of
+from kvbench.records import FULL, Protocol, Record, content_hash
+from kvbench.store import ResultsFolder, ResultsWriter
+from kvbench.task import QuestionPlacement, Sample, Task
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a sweep is asked to do, beside presses and tasks.
+
+    Attributes:
+        budgets: For every press that evicts.
+        limit: Samples per subtask; all if none.
+        question: Where the question sits; the task's own choice if none.
+        protected: What stands in front of every ranking.
+        seed: Of the generated data and of the seeded presses.
+        dtype: Of the weights and the cache.
+        device: What runs them.
+        attention: The kernel of the prefill.
+    """
+
+    budgets: Sequence[Budget]
+    limit: int | None
+    question: QuestionPlacement | None
+    protected: Protect
+    seed: int
+    dtype: str
+    device: str
+    attention: str
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """One cell that is not in the results yet."""
+
+    key: str
+    press: str
+    budget: str
+    variant: Variant
+    question: int
+
+
+@dataclass
+class WorkItem:
+    """One prefill and the cells it serves."""
+
+    task: Task
+    protocol: Protocol
+    sample: Sample
+    prompt: Prompt
+    cells: list[PlannedCell]
+
+
+@dataclass
+class Plan:
+    """What a run will do.
+
+    Attributes:
+        presses: By label, ready for the model; the full cache is among them.
+        items: The work, sample by sample; items without a missing cell are left out.
+        done: Cells that the results hold already.
+        skipped: Presses of `all` that cannot run on this model, and why.
+    """
+
+    presses: dict[str, Press]
+    items: list[WorkItem] = field(default_factory=list)
+    done: int = 0
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def cells(self) -> int:
+        """How many cells are to be computed."""
+        return sum(len(item.cells) for item in self.items)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """News of one work item: how many of its cells failed, and where the time went (none if it never ran)."""
+
+    item: WorkItem
+    failed: int
+    timings: Timings | None
+
+
+def make_plan(
+    source: ModelSource,
+    presses: dict[str, Press],
+    tasks: Sequence[Task],
+    settings: Settings,
+    results: ResultsFolder,
+) -> Plan:
+    """Find the cells that are missing. Loads the tokenizer and the data, but no weights.
+
+    Args:
+        source: The model.
+        presses: By label, ready for the model.
+        tasks: The tasks; two subsets of one task share its table.
+        settings: The rest.
+        results: Where finished cells are looked up.
+    """
+    plan = Plan(presses)
+    identities = {label: content_hash([label.partition(":")[0], press.identity()]) for label, press in presses.items()}
+    planned: set[str] = set()
+    for task in tasks:
+        protocol = _protocol(source, task, settings)
+        finished = results.finished(protocol)
+        for sample in task.samples(source.tokenizer, settings.limit, settings.seed):
+            sample_hash = content_hash(sample.model_dump(mode="json"))
+            for prompt in prompts_of(source.tokenizer, sample, protocol.question, task.chat_template):
+                cells = [
+                    cell
+                    for cell in _cells(prompt, presses, identities, settings.budgets, protocol.hash, sample_hash)
+                    if cell.key not in planned
+                ]
+                planned.update(cell.key for cell in cells)
+                missing = [cell for cell in cells if cell.key not in finished]
+                plan.done += len(cells) - len(missing)
+                if missing:
+                    plan.items.append(WorkItem(task, protocol, sample, prompt, missing))
+    return plan
+
+
+def run_plan(
+    plan: Plan, model: Model, results: ResultsWriter, tell: Callable[[Finished], None] = lambda _: None
+) -> int:
+    """Run a plan, recording each item as it is finished.
+
+    Args:
+        plan: What to do.
+        model: The model, loaded.
+        results: Where records go.
+        tell: Called after each item is on disk.
+
+    Returns:
+        How many cells failed.
+    """
+    environment = describe_environment()
+    results.add_environment(environment)
+    failed = 0
+    for item in plan.items:
+        try:
+            outcome = _run_item(item, plan, model)
+            records = list(_records(item, plan, outcome, environment.hash))
+            timings: Timings | None = outcome.timings
+        except KvbenchError as error:
+            timings = None
+            records = [_record(item, plan, cell, environment.hash, error=str(error)) for cell in item.cells]
+        results.append(item.protocol, records)
+        item_failed = sum(record.status == "failed" for record in records)
+        failed += item_failed
+        tell(Finished(item, item_failed, timings))
+    return failed
+
+
+def _protocol(source: ModelSource, task: Task, settings: Settings) -> Protocol:
+    return Protocol(
+        model=source.name,
+        weights=source.weights,
+        task=task.name,
+        task_version=task.version,
+        data=task.data,
+        metric=task.metric,
+        binary=task.binary,
+        question=settings.question or task.question,
+        protect_first=settings.protected.first,
+        protect_last=settings.protected.last,
+        dtype=settings.dtype,
+        attention=settings.attention,
+        device=settings.device.partition(":")[0],
+        seed=settings.seed,
+    )
+
+
+def _cells(
+    prompt: Prompt,
+    presses: dict[str, Press],
+    identities: dict[str, str],
+    budgets: Sequence[Budget],
+    protocol: str,
+    sample: str,
+) -> Iterator[PlannedCell]:
+    n = len(prompt.context)
+    for label, press in presses.items():
+        wanted = [(budget.label, budget.resolve(n)) for budget in budgets] if press.evicts else [(FULL, n)]
+        for budget, tokens in wanted:
+            variant = Variant(label if tokens < n else None, tokens)
+            for question in prompt.questions:
+                key = content_hash([protocol, sample, question, identities[label], budget])
+                yield PlannedCell(key, label, budget, variant, question)
+
+
+def _run_item(item: WorkItem, plan: Plan, model: Model) -> Outcome:
+    longest = item.prompt.longest(item.sample)
+    if longest > model.window:
+        raise KvbenchError(
+            f"prompt and answer need {longest} positions, more than the {model.window} that {model.facts.name} knows"
+        )
+    return run_prompt(
+        model,
+        item.prompt,
+        [item.sample.questions[number] for number in item.prompt.questions],
+        plan.presses,
+        {cell.variant for cell in item.cells},
+        Protect(item.protocol.protect_first, item.protocol.protect_last),
+        sample_seed(item.protocol.seed, item.sample.id),
+    )
+
+
+def _records(item: WorkItem, plan: Plan, outcome: Outcome, environment: str) -> Iterator[Record]:
+    for cell in item.cells:
+        if cell.variant not in outcome.answers:
+            reason = outcome.failures.get(cell.press, "the press gave no ranking")
+            yield _record(item, plan, cell, environment, error=reason)
+            continue
+        answer = outcome.answers[cell.variant][item.prompt.questions.index(cell.question)]
+        question = item.sample.questions[cell.question]
+        kept = outcome.kept[cell.variant]
+        yield _record(item, plan, cell, environment).model_copy(
+            update={
+                "status": "ok",
+                "score": item.task.score(answer.text, question, item.sample.subtask),
+                "prediction": answer.text,
+                "new_tokens": len(answer.tokens),
+                "stopped": answer.stopped,
+                "kept_min": kept.least,
+                "kept_max": kept.most,
+                "kept_bytes": kept.bytes,
+                "prefill_seconds": round(outcome.timings.prefill, 4),
+                "ranking_seconds": round(outcome.timings.ranking.get(cell.press, 0.0), 4),
+                "answering_seconds": round(outcome.timings.answering, 4),
+            }
+        )
+
+
+def _record(item: WorkItem, plan: Plan, cell: PlannedCell, environment: str, error: str | None = None) -> Record:
+    n = len(item.prompt.context)
+    press = plan.presses[cell.press]
+    return Record(
+        key=cell.key,
+        environment=environment,
+        press=cell.press,
+        press_identity=content_hash([cell.press.partition(":")[0], press.identity()]),
+        budget=cell.budget,
+        budget_tokens=cell.variant.budget,
+        sample=item.sample.id,
+        question=cell.question,
+        subtask=item.sample.subtask,
+        source=item.sample.source,
+        context_tokens=n,
+        compressed=cell.variant.press is not None,
+        targets=item.sample.questions[cell.question].targets,
+        status="failed",
+        error=error,
+    )
