@@ -53,7 +53,7 @@ class KVP(ScorePress):
     def score(self, layer: LayerCache) -> Tensor:
         """Return the agents' scores."""
         if self._agents is None:
-            raise UsageError("press kvp has no agents yet: they are loaded for a model")
+            raise UsageError(f"the agents of {self._file()} are not loaded: they are checked against a model first")
         agents = self._agents.to(layer.keys.device)
         return agents.score(layer.index, layer.keys, layer.values, layer.positions)
 

@@ -35,8 +35,10 @@ def test_without_a_checkpoint_it_says_how_to_give_one() -> None:
         press.for_model(FACTS)
     with pytest.raises(UsageError, match="kvp:checkpoint=FILE"):
         press.identity()
-    with pytest.raises(UsageError, match="no agents yet"):
+    with pytest.raises(UsageError, match="kvp:checkpoint=FILE"):
         press.sort(random_layer(SHAPE, 5))
+    with pytest.raises(UsageError, match=r"the agents of a\.safetensors are not loaded"):
+        make_press("kvp:checkpoint=a.safetensors").sort(random_layer(SHAPE, 5))
 
 
 def test_agents_of_another_model_are_refused(agents: Agents, tmp_path: Path) -> None:
