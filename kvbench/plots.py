@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
@@ -64,12 +65,20 @@ def plot_results(
     presses = {curve.press for summary in summaries.values() for curve in summary.curves}
     looks = looks_of(presses, attention_reading)
     written = []
-    with matplotlib.style.context([STYLE], after_reset=True):
-        for protocol, summary in summaries.items():
-            figure = _draw(protocol, summary, looks)
-            for name in formats:
-                written.append(_save(figure, out / f"{file_stem(protocol)}.{name}"))
+    for protocol, summary in summaries.items():
+        figure = draw(protocol, summary, looks)
+        written += [_save(figure, out / f"{file_stem(protocol)}.{name}") for name in formats]
     return written
+
+
+def draw(protocol: Protocol, summary: Summary, looks: dict[str, Look]) -> Figure:
+    """Draw one figure, whatever the user's own matplotlib settings."""
+    with _style():
+        return _draw(protocol, summary, looks)
+
+
+def _style() -> AbstractContextManager[None]:
+    return matplotlib.style.context([STYLE], after_reset=True)
 
 
 def _draw(protocol: Protocol, summary: Summary, looks: dict[str, Look]) -> Figure:
@@ -224,7 +233,8 @@ def _darker(colour: str) -> tuple[float, ...]:
 def _save(figure: Figure, file: Path) -> Path:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(file, metadata=_METADATA[file.suffix[1:]])
+        with _style():
+            figure.savefig(file, metadata=_METADATA[file.suffix[1:]])
     except OSError as error:
         raise KvbenchError(f"cannot write to {file}: {reason(error)}") from error
     return file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import NoneType
@@ -24,6 +25,7 @@ COLUMNS = tuple(name for name in Record.model_fields if name not in TEXTS)
 
 _CHUNK = 16 << 20  # bytes parsed at a time: what bounds the memory that the texts need
 _BLOCK = 2 << 20  # bytes that one thread parses
+_BARE_NULL = re.compile(rb"}\s*null")  # Arrow's parser crashes on a null between objects
 
 
 def read_records(path: Path, columns: Iterable[str] = COLUMNS) -> pa.Table:
@@ -74,6 +76,10 @@ def _chunks(path: Path) -> Iterator[bytes]:
 
 def _parse(path: Path, first_line: int, chunk: bytes) -> pa.Table:
     """Parse whole lines with Arrow, and those that Arrow has doubts about with the schema itself."""
+    lines = chunk.count(b"\n")
+    objects = chunk.startswith(b"{") + chunk.count(b"\n{")
+    if objects != lines or _BARE_NULL.search(chunk):
+        return _parse_lines(path, first_line, chunk)
     try:
         table = pj.read_json(
             pa.BufferReader(chunk),
@@ -83,7 +89,7 @@ def _parse(path: Path, first_line: int, chunk: bytes) -> pa.Table:
         table.validate(full=True)  # Arrow's parser does not look at the encoding
     except pa.ArrowInvalid:
         return _parse_lines(path, first_line, chunk)
-    if table.num_rows == chunk.count(b"\n") and _surely_valid(table):
+    if table.num_rows == lines and _surely_valid(table):
         return table
     return _parse_lines(path, first_line, chunk)
 

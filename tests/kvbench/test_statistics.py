@@ -1,0 +1,234 @@
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy import stats
+from simulated import make_record
+
+from kvbench.records import FULL, Record
+from kvbench.statistics import Estimate, mean_interval, normalised_auc, summarise
+
+Sampled = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]
+
+
+def frame_of(*records: Record) -> pd.DataFrame:
+    return pd.DataFrame([record.model_dump() for record in records])
+
+
+def one_subtask(scores: Any) -> Estimate:
+    """The interval of scores that each come from a source of their own."""
+    return mean_interval(scores, np.zeros(len(scores), int), np.arange(len(scores)))
+
+
+def limits(estimate: Estimate) -> tuple[float, float]:
+    assert estimate.low is not None
+    assert estimate.high is not None
+    return estimate.low, estimate.high
+
+
+def coverage(draw: Callable[[np.random.Generator], Sampled], truth: float, repeats: int = 1500) -> float:
+    """The share of simulated experiments whose interval holds the truth."""
+    random = np.random.default_rng(0)
+    estimates = [mean_interval(*draw(random)) for _ in range(repeats)]
+    return float(np.mean([low <= truth <= high for low, high in map(limits, estimates)]))
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=40).filter(lambda scores: np.std(scores) > 1e-3))
+def test_one_score_per_source_gives_the_t_interval(scores: list[float]) -> None:
+    assume(not set(scores) <= {0, 1})
+    expected = stats.t.interval(0.95, len(scores) - 1, np.mean(scores), stats.sem(scores))
+    assert limits(one_subtask(scores)) == pytest.approx(expected)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=60))
+def test_zeros_and_ones_give_wilsons_interval(answers: list[bool]) -> None:
+    expected = stats.binomtest(sum(answers), len(answers)).proportion_ci(method="wilson")
+    assert limits(one_subtask(answers)) == pytest.approx((expected.low, expected.high))
+
+
+def test_scores_of_one_source_count_as_one_cluster() -> None:
+    random = np.random.default_rng(1)
+    sources = np.repeat(np.arange(6), [1, 2, 3, 4, 5, 6])
+    scores = random.random(len(sources))
+    # By hand: the variance of the sources' summed residuals, with the small-sample factor G / (G - 1).
+    residuals = [np.sum(scores[sources == source] - scores.mean()) for source in range(6)]
+    error = np.sqrt(6 / 5 * np.sum(np.square(residuals))) / len(scores)
+    half = stats.t.ppf(0.975, 5) * error
+    estimate = mean_interval(scores, np.zeros(len(scores), int), sources)
+    assert limits(estimate) == pytest.approx((scores.mean() - half, scores.mean() + half))
+
+
+def test_the_headline_is_the_mean_of_the_subtasks_means() -> None:
+    random = np.random.default_rng(2)
+    parts = [random.random(size) for size in (3, 10, 30)]
+    subtasks = np.repeat([0, 1, 2], [3, 10, 30])
+    estimate = mean_interval(np.concatenate(parts), subtasks, np.arange(43))
+    assert estimate.mean == pytest.approx(np.mean([part.mean() for part in parts]))
+    # Independent means: their variances add up, with Satterthwaite's degrees of freedom.
+    variances = np.array([part.var(ddof=1) / len(part) for part in parts])
+    freedom = variances.sum() ** 2 / np.sum(variances**2 / [2, 9, 29])
+    half = stats.t.ppf(0.975, freedom) * np.sqrt(variances.sum()) / 3
+    assert limits(estimate) == pytest.approx((estimate.mean - half, estimate.mean + half))
+
+
+@given(st.permutations(range(12)))
+def test_order_and_numbering_do_not_matter(order: list[int]) -> None:
+    random = np.random.default_rng(3)
+    scores, subtasks, sources = random.random(12), np.arange(12) % 2, np.arange(12) // 3
+    expected = mean_interval(scores, subtasks, sources)
+    shuffled = mean_interval(scores[order], 7 - 3 * subtasks[order], 100 * sources[order] + 5)
+    assert (shuffled.mean, *limits(shuffled)) == pytest.approx((expected.mean, *limits(expected)))
+
+
+@pytest.mark.parametrize("sources", [3, 5, 40])
+def test_clustered_intervals_hold_the_truth_95_times_in_100(sources: int) -> None:
+    def draw(random: np.random.Generator) -> Sampled:
+        source = np.repeat(np.arange(sources), 4)
+        scores = random.normal(size=sources)[source] + random.normal(size=len(source))
+        return scores, np.zeros_like(source), source
+
+    assert coverage(draw, 0.0) == pytest.approx(0.95, abs=0.02)
+
+
+@pytest.mark.parametrize("samples", [3, 10, 40])
+def test_headlines_of_graded_scores_hold_the_truth_95_times_in_100(samples: int) -> None:
+    means = np.linspace(0.1, 0.9, 13)
+
+    def draw(random: np.random.Generator) -> Sampled:
+        subtask = np.repeat(np.arange(13), samples)
+        return random.beta(3 * means[subtask], 3 * (1 - means[subtask])), subtask, np.arange(len(subtask))
+
+    assert coverage(draw, 0.5) == pytest.approx(0.96, abs=0.02)
+
+
+@pytest.mark.parametrize("chances", [[0.5] * 13, [0.03] * 13, [1.0] * 8 + [0.7, 0.3, 0.9, 0.5, 0.1]])
+@pytest.mark.parametrize("samples", [4, 20])
+def test_headlines_of_proportions_never_claim_too_much(chances: list[float], samples: int) -> None:
+    def draw(random: np.random.Generator) -> Sampled:
+        subtask = np.repeat(np.arange(13), samples)
+        scores = random.random(len(subtask)) < np.array(chances)[subtask]
+        return scores.astype(float), subtask, np.arange(len(subtask))
+
+    assert coverage(draw, float(np.mean(chances))) > 0.92
+
+
+def test_a_source_shared_by_subtasks_widens_the_interval() -> None:
+    def draw(random: np.random.Generator) -> Sampled:
+        source, subtask = np.tile(np.arange(10), 4), np.repeat(np.arange(4), 10)
+        return random.normal(size=10)[source] + random.normal(size=40), subtask, source
+
+    assert coverage(draw, 0.0) == pytest.approx(0.95, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("scores", "subtasks", "sources", "mean"),
+    [
+        pytest.param([], [], [], None, id="nothing"),
+        pytest.param([0.3], [0], [0], 0.3, id="one score"),
+        pytest.param([0.3, 0.5, 0.7], [0, 0, 0], [4, 4, 4], 0.5, id="one source"),
+        pytest.param([0.5, 0.5, 0.5], [0, 0, 0], [0, 1, 2], 0.5, id="no spread"),
+        pytest.param([0.2, 0.4, 0.7], [0, 0, 1], [0, 1, 2], 0.5, id="a subtask with one source"),
+    ],
+)
+def test_what_the_scores_do_not_determine_is_none(
+    scores: list[float], subtasks: list[int], sources: list[int], mean: float | None
+) -> None:
+    estimate = mean_interval(scores, subtasks, sources)
+    assert estimate.mean == (None if mean is None else pytest.approx(mean))
+    assert (estimate.low, estimate.high) == (None, None)
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=2, max_size=8),
+    st.floats(0.1, 1),
+    st.integers(2, 40),
+)
+def test_auc_is_the_area_over_the_log_of_the_budget(means: list[float], full: float, first: int) -> None:
+    tokens = [first * 2**step for step in range(len(means))]
+    area = sum((left + right) / 2 for left, right in pairwise(means))  # octaves of width 1
+    assert normalised_auc(tokens, means, full) == pytest.approx(area / (len(means) - 1) / full)
+
+
+def test_auc_of_uneven_budgets_matches_fine_integration() -> None:
+    tokens, means = [10.0, 50.0, 3000.0], [0.1, 0.7, 0.9]
+    fine = np.linspace(np.log2(10), np.log2(3000), 200_001)
+    expected = np.mean(np.interp(fine, np.log2(tokens), means)) / 0.8
+    assert normalised_auc(tokens, means, 0.8) == pytest.approx(expected, abs=1e-4)
+    assert normalised_auc(tokens, [0.8, 0.8, 0.8], 0.8) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "means", "full"),
+    [
+        pytest.param([64, 128], [0.5, None], 0.8, id="a missing score"),
+        pytest.param([64], [0.5], 0.8, id="one budget"),
+        pytest.param([64, 64], [0.5, 0.6], 0.8, id="no range"),
+        pytest.param([64, 128], [0.5, 0.6], None, id="no full cache"),
+        pytest.param([64, 128], [0.5, 0.6], 0.0, id="a full cache that scores nothing"),
+    ],
+)
+def test_an_area_that_is_not_determined_is_none(
+    tokens: list[float], means: list[float | None], full: float | None
+) -> None:
+    assert normalised_auc(tokens, means, full) is None
+
+
+def test_failed_answers_are_counted_and_never_averaged() -> None:
+    records = [make_record(sample=f"vt/{i}", score=score) for i, score in enumerate([0.2, None, 0.6, None])]
+    (curve,) = summarise(frame_of(*records)).curves
+    cell = curve.cells["256"]
+    assert (cell.score.mean, cell.n, cell.failed) == (pytest.approx(0.4), 2, 2)
+
+
+def test_a_cell_where_everything_failed_is_none_not_zero() -> None:
+    records = [make_record(budget=budget, score=score) for budget, score in (("64", None), ("128", 0.5))]
+    (curve,) = summarise(frame_of(make_record(FULL, FULL), *records)).curves
+    assert curve.cells["64"].score == Estimate()
+    assert curve.auc is None
+
+
+def test_a_headline_needs_every_subtask() -> None:
+    whole = [make_record("kvp", sample=f"{task}/0", score=0.5) for task in ("vt", "qa_1")]
+    part = [make_record("tova", sample="vt/0", score=1.0), make_record("tova", sample="qa_1/0", score=None)]
+    means = {curve.press: curve.cells["256"].score.mean for curve in summarise(frame_of(*whole, *part)).curves}
+    assert means == {"kvp": 0.5, "tova": None}
+
+
+def test_budgets_ascend_and_a_share_lies_at_its_mean_tokens() -> None:
+    records = [
+        make_record(budget=budget, sample=f"vt/{context}", context_tokens=context)
+        for budget in ("50%", "1024", "25%", "96")
+        for context in (1000, 3000)
+    ]
+    summary = summarise(frame_of(*records))
+    assert [(budget.label, budget.tokens) for budget in summary.budgets] == [
+        ("96", 96),
+        ("1024", 1024),
+        ("25%", 500),
+        ("50%", 1000),
+    ]
+    assert summary.curves[0].cells["1024"].whole == 1
+
+
+def test_presses_come_best_first_and_those_without_an_area_last() -> None:
+    scores = {"b": 0.5, "a": 0.5, "best": 0.9}
+    records = [make_record(p, b, score=s) for p, s in scores.items() for b in ("64", "128")]
+    records += [make_record("partial", "64"), make_record("alone", "128"), make_record(FULL, FULL)]
+    summary = summarise(frame_of(*records))
+    assert [curve.press for curve in summary.curves] == ["best", "a", "b", "alone", "partial"]
+    assert [curve.auc for curve in summary.curves] == [pytest.approx(0.9), 0.5, 0.5, None, None]
+    assert summary.full is not None
+    assert summary.full.score.mean == 1.0
+
+
+def test_two_identities_of_one_label_are_not_mixed() -> None:
+    old = [make_record("kvp", sample=f"vt/{i}", score=0.0, press_identity="aaaaaaaa") for i in range(2)]
+    new = [make_record("kvp", sample=f"vt/{i}", score=1.0, press_identity="bbbbbbbb") for i in range(2)]
+    curves = summarise(frame_of(*old, *new, make_record("tova", sample="vt/0"))).curves
+    means = {curve.press: curve.cells["256"].score.mean for curve in curves}
+    assert means == {"kvp#aaaaaa": 0.0, "kvp#bbbbbb": 1.0, "tova": 1.0}
