@@ -8,9 +8,11 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
+from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import from_json
@@ -25,7 +27,7 @@ COLUMNS = tuple(name for name in Record.model_fields if name not in TEXTS)
 
 _CHUNK = 16 << 20  # bytes parsed at a time: what bounds the memory that the texts need
 _BLOCK = 2 << 20  # bytes that one thread parses
-_BARE_NULL = re.compile(rb"}\s*null")  # Arrow's parser crashes on a null between objects
+_NEWLINE, _BRACE = ord("\n"), ord("{")
 
 
 def read_records(path: Path, columns: Iterable[str] = COLUMNS) -> pa.Table:
@@ -76,9 +78,8 @@ def _chunks(path: Path) -> Iterator[bytes]:
 
 def _parse(path: Path, first_line: int, chunk: bytes) -> pa.Table:
     """Parse whole lines with Arrow, and those that Arrow has doubts about with the schema itself."""
-    lines = chunk.count(b"\n")
-    objects = chunk.startswith(b"{") + chunk.count(b"\n{")
-    if objects != lines or _BARE_NULL.search(chunk):
+    ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == _NEWLINE)
+    if not _is_safe_for_arrow(chunk, ends):
         return _parse_lines(path, first_line, chunk)
     try:
         table = pj.read_json(
@@ -89,9 +90,21 @@ def _parse(path: Path, first_line: int, chunk: bytes) -> pa.Table:
         table.validate(full=True)  # Arrow's parser does not look at the encoding
     except pa.ArrowInvalid:
         return _parse_lines(path, first_line, chunk)
-    if table.num_rows == lines and _surely_valid(table):
+    if table.num_rows == len(ends) and _surely_valid(table):
         return table
     return _parse_lines(path, first_line, chunk)
+
+
+def _is_safe_for_arrow(chunk: bytes, ends: NDArray[np.int64]) -> bool:
+    """Whether there is surely no null beside the objects, which crashes Arrow's parser.
+
+    Args:
+        chunk: Whole lines.
+        ends: Where their newlines are.
+    """
+    text = np.frombuffer(chunk, np.uint8)
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    return bool(np.all(text[starts] == _BRACE)) and not re.search(rb"}[^\S\n]*null", chunk)
 
 
 def _parse_lines(path: Path, first_line: int, chunk: bytes) -> pa.Table:

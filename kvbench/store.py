@@ -21,6 +21,7 @@ from typing import BinaryIO
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
@@ -221,8 +222,9 @@ def _read_protocol(records: Path) -> Protocol:
 
 
 def _last_per_key(table: pa.Table) -> pa.Table:
-    superseded = table["key"].to_pandas().duplicated(keep="last")
-    return table.filter(pa.array(~superseded)) if superseded.any() else table
+    if pc.count_distinct(table["key"]).as_py() == table.num_rows:  # the usual case
+        return table
+    return table.filter(pa.array(~table["key"].to_pandas().duplicated(keep="last")))
 
 
 def _repeated(value: str, times: int) -> pa.DictionaryArray:
