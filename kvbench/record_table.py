@@ -73,7 +73,8 @@ def _chunks(path: Path) -> Iterator[bytes]:
             if not chunk.endswith(b"\n"):
                 start = chunk.rfind(b"\n") + 1
                 chunk = chunk[:start] if is_torn(chunk[start:]) else chunk + b"\n"
-            yield chunk
+            if chunk:
+                yield chunk
 
 
 def _parse(path: Path, first_line: int, chunk: bytes) -> pa.Table:
