@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import NoneType
@@ -131,7 +132,7 @@ def _sentence(error: ValidationError) -> str:
         return str(unknown("field", field, Record.model_fields))
     if first["type"] == "missing":
         return f"the record has no field '{field}'"
-    return f"field '{field}' is {first['input']!r}: {message}"
+    return f"field '{field}' is {reprlib.repr(first['input'])}: {message}"
 
 
 def _surely_valid(table: pa.Table) -> bool:
