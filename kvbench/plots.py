@@ -190,6 +190,8 @@ def _notes(summary: Summary, looks: dict[str, Look]) -> list[str]:
     counts = [cell.n for cell in cells]
     answers = "-".join(map(str, sorted({min(counts), max(counts)})))
     notes = [f"Bars: 95 % intervals over {answers} answers"]
+    if len(summary.curves) > 1:
+        notes.append("lines are set apart sideways")
     if any(looks[curve.press].dashed for curve in summary.curves):
         notes.append("dashed: reads attention")
     if failed := sum(cell.failed for cell in cells):
