@@ -252,7 +252,7 @@ class _Run:
         started = self._now()
         question = self.questions[number]
         cells = [self._cell(variant) for variant in variants]
-        step = AnsweringStep(self.context, cells, keep_queries=foreseen is not None)
+        step = AnsweringStep(self.context, cells, self.model.device, keep_queries=foreseen is not None)
         given = answer(self.model, step, self.prompt.fed[number], question.max_new_tokens, question.stop)
         for variant, one in zip(variants, given, strict=True):
             answers.setdefault(variant, []).append(one)

@@ -121,24 +121,26 @@ class OwnTokens:
 class AnsweringStep:
     """The attention of a batch of variants: to each row's compressed context and to its own tokens."""
 
-    def __init__(self, context: CompressedContext, cells: list[Cell], keep_queries: bool = False):
+    def __init__(self, context: CompressedContext, cells: list[Cell], device: torch.device, keep_queries: bool = False):
         """Start a batch.
 
         Args:
             context: The compressed context.
             cells: The rows' variants, grouped by grid.
+            device: Where the model is.
             keep_queries: Keep the new tokens' queries, for the oracle.
         """
         self.context = context
+        self.device = device
         self.own: dict[int, OwnTokens] = {}
         self.queries: dict[int, list[Tensor]] | None = {} if keep_queries else None
         self._set_rows(cells)
 
     def drop_rows(self, keep: list[int]) -> None:
         """Go on with only the rows `keep` (indices into the present rows)."""
-        device = next(iter(self.own.values())).keys.device
+        rows = torch.tensor(keep, device=self.device)
         for own in self.own.values():
-            own.select(torch.tensor(keep, device=device))
+            own.select(rows)
         self._set_rows([self.cells[row] for row in keep])
 
     def attend(self, call: AttentionCall) -> Tensor:
@@ -162,7 +164,7 @@ class AnsweringStep:
     def _set_rows(self, cells: list[Cell]) -> None:
         self.cells = cells
         self._grid_rows = {
-            number: GridRows.of([(cell.press, cell.budget) for cell in cells if cell.grid == number])
+            number: GridRows.of([(c.press, c.budget) for c in cells if c.grid == number], self.device)
             for number in sorted({cell.grid for cell in cells})
         }
 

@@ -157,18 +157,22 @@ def partial_attention(
             query, key, value, attn_mask=mask, scale=scaling
         )
         return out.to(lse.dtype), lse
+    return _in_blocks(query, key, value, scaling, visible)
+
+
+def _in_blocks(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float, visible: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Run the portable kernel over so few queries at once that their logits stay small."""
     rows = max(1, _LARGEST_LOGITS // (query[..., 0, 0].numel() * key.shape[-2]))
-    parts = [
-        _portable_attention(
-            query[..., i : i + rows, :],
-            key,
-            value,
-            scaling,
-            visible if visible is None else visible[i : i + rows],
-        )
-        for i in range(0, query.shape[-2], rows)
-    ]
-    return torch.cat([out for out, _ in parts], dim=-2), torch.cat([lse for _, lse in parts], dim=-1)
+    outs, lses = [], []
+    for start in range(0, query.shape[-2], rows):
+        block = slice(start, start + rows)
+        seen = None if visible is None else visible[block]
+        out, lse = _portable_attention(query[..., block, :], key, value, scaling, seen)
+        outs.append(out)
+        lses.append(lse)
+    return torch.cat(outs, dim=-2), torch.cat(lses, dim=-1)
 
 
 def _portable_attention(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Return the user's cache folder for kvbench: `$KVBENCH_CACHE`, else `$XDG_CACHE_HOME/kvbench`, else `~/.cache/kvbench`."""
+    """Return the user's cache folder: `$KVBENCH_CACHE`, else `kvbench` in `$XDG_CACHE_HOME`, else in `~/.cache`."""
     if chosen := os.environ.get("KVBENCH_CACHE"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kvbench"

@@ -48,7 +48,7 @@ def folder() -> tuple[Path, str]:
 
 
 def from_hub(local_only: bool) -> Path | None:
-    """Return the hub's snapshot of the model, looking only into the hub's cache if `local_only`; none if there is none."""
+    """Return the hub's snapshot of the model, if `local_only` from the hub's cache; none if it cannot be had."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 

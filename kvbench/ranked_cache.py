@@ -134,12 +134,12 @@ class GridRows:
     budget_range: range
 
     @classmethod
-    def of(cls, cells: list[tuple[int, int]]) -> GridRows:
+    def of(cls, cells: list[tuple[int, int]], device: torch.device) -> GridRows:
         """Make the rows of `cells`, pairs of a press's and a budget's index in the grid."""
         presses, budgets = zip(*cells, strict=True)
         return cls(
-            torch.tensor(presses),
-            torch.tensor(budgets),
+            torch.tensor(presses, device=device),
+            torch.tensor(budgets, device=device),
             range(min(presses), max(presses) + 1),
             range(min(budgets), max(budgets) + 1),
         )

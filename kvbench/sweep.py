@@ -92,10 +92,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Finished:
-    """News of one work item: how many of its cells failed, and where the time went (none if it never ran)."""
+    """News of one work item: how many of its cells failed, why, and where the time went (none if it never ran)."""
 
     item: WorkItem
     failed: int
+    reason: str | None
     timings: Timings | None
 
 
@@ -163,9 +164,9 @@ def run_plan(
             timings = None
             records = [_record(item, plan, cell, environment.hash, error=str(error)) for cell in item.cells]
         results.append(item.protocol, records)
-        item_failed = sum(record.status == "failed" for record in records)
-        failed += item_failed
-        tell(Finished(item, item_failed, timings))
+        reasons = [record.error for record in records if record.status == "failed"]
+        failed += len(reasons)
+        tell(Finished(item, len(reasons), next(iter(reasons), None), timings))
     return failed
 
 

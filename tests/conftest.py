@@ -2,10 +2,14 @@
 
 from pathlib import Path
 
+import hypothesis
 import pytest
 from transformers import PreTrainedTokenizerBase
 
 from kvbench.models import Model, ModelSource, find
+
+hypothesis.settings.register_profile("kvbench", deadline=None)  # these machines are noisy
+hypothesis.settings.load_profile("kvbench")
 
 
 @pytest.fixture(scope="session")

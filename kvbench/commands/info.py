@@ -26,7 +26,8 @@ def info_command(name: str, as_json: bool, out: Console) -> None:
         typer.echo(json.dumps(facts, indent=2))
         return
     out.print(f"[bold]{facts['name']}[/] ({facts['kind']}, from {facts['from']})", highlight=False)
-    out.print(escape(facts["description"]), highlight=False)
+    for paragraph in facts["description"].split("\n\n"):
+        out.print(escape(" ".join(paragraph.split())), highlight=False)
     for key in ("paper", "reads", "metric", "question", "spellings"):
         if key in facts:
             value = facts[key]
@@ -79,7 +80,8 @@ def _describe_press(name: str) -> dict[str, Any]:
 def _describe_task(name: str) -> dict[str, Any]:
     entry = max((task for task in registered(TASKS) if name == task or name.startswith(f"{task}-")), key=len)
     cls = registered(TASKS)[entry].load()
-    make_task(name) if name != entry else None
+    if name != entry:
+        make_task(name)  # refuses a variant that does not exist
     return {
         "name": name,
         "kind": "task",

@@ -32,8 +32,8 @@ def print_plan(plan: Plan, source: ModelSource, settings: Settings, as_json: boo
         highlight=False,
     )
     out.print(
-        f"{facts['cells']} cells to compute in {facts['prefills']} prefills of {facts['context_tokens']:,} tokens in all, "
-        f"{facts['already_done']} are done already",
+        f"{facts['cells']} cells to compute in {facts['prefills']} prefills of {facts['context_tokens']:,} tokens "
+        f"in all, {facts['already_done']} are done already",
         highlight=False,
     )
     out.print(

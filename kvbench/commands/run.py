@@ -194,12 +194,15 @@ class Totals:
 
     cells: int = 0
     failed: int = 0
+    reason: str | None = None
+    """Why the first failed cell failed."""
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def add(self, finished: Finished) -> None:
         """Count one work item."""
         self.cells += len(finished.item.cells)
         self.failed += finished.failed
+        self.reason = self.reason or finished.reason
         if finished.timings:
             self.seconds["prefill"] += finished.timings.prefill
             self.seconds["ranking"] += sum(finished.timings.ranking.values())
@@ -232,7 +235,8 @@ def _report(plan: Plan, totals: Totals, results: Path, as_json: bool, out: Conso
             out.print(f"time: {spent}", highlight=False)
     if totals.failed:
         raise KvbenchError(
-            f"{totals.failed} of {totals.cells} cells failed: `kvbench table {results}` says why; the same command tries them again"
+            f"{totals.failed} of {totals.cells} cells failed, the first because {totals.reason}; "
+            "the same command tries them again"
         )
 
 

@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from tiny_models import CONFIGS, tiny_model, tiny_network
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
@@ -16,6 +15,7 @@ from kvbench.press import LayerCache, Press, Reads, ScorePress
 from kvbench.prompts import Prompt
 from kvbench.registry import make_press
 from kvbench.task import Question
+from tiny_models import CONFIGS, tiny_model, tiny_network
 
 N = 60
 FED = 5
@@ -108,10 +108,10 @@ def masked_forward(network: Any, sequence: Tensor, kept: Mapping[int, Tensor]) -
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        mask: Tensor | None,
+        _: Tensor | None,
         scaling: float,
         sliding_window: int | None = None,
-        **_: Any,
+        **__: Any,
     ) -> tuple[Tensor, None]:
         heads = q.shape[1]
         visible = (key <= query).expand(heads, length, length).clone()
@@ -209,7 +209,8 @@ class Short(Spy):
 
 
 @pytest.mark.parametrize(
-    ("press", "reason"), [(Undeclared(), "Reads.QUERIES"), (Repeats(), "permutation"), (Short(), "expected torch.int64")]
+    ("press", "reason"),
+    [(Undeclared(), "Reads.QUERIES"), (Repeats(), "permutation"), (Short(), "expected torch.int64")],
 )
 def test_a_press_that_breaks_the_contract_fails_and_the_others_go_on(press: Press, reason: str) -> None:
     model = tiny_model("llama")

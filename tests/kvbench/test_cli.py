@@ -1,0 +1,312 @@
+"""The command line, as a user meets it, on a tiny model saved to a folder."""
+
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvbench.cli import main
+from kvbench.store import load
+from tiny_models import CONFIGS, tiny_network, tiny_tokenizer
+
+TASK = "ruler-2k:fwe"
+PRESSES = "k_norm,snapkv:window=16,kernel=3,streaming_llm"
+
+
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def kvbench(*arguments: str) -> Done:
+    """Run the command line in this process, without a terminal: 80 columns wide, no colours."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
+        patch.setattr(sys, "argv", ["kvbench", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+    return Done(int(exit_.value.code or 0), stdout.getvalue(), stderr.getvalue())
+
+
+def error_of(done: Done) -> str:
+    """Return the one sentence that a wrong command ends with."""
+    assert "Traceback" not in done.stderr + done.stdout
+    [*_, last] = done.stderr.strip().splitlines()
+    assert last.startswith("error: ")
+    return last
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama that reads bytes, in a folder."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
+    config = type(CONFIGS["llama"])(**CONFIGS["llama"].to_dict() | {"max_position_embeddings": 4096})
+    tiny_network(config, torch.float32).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def run_arguments(model: Path, results: Path, *more: str) -> Sequence[str]:
+    return ("run", "--model", str(model), "--task", TASK, "--results", str(results), *more)
+
+
+def cells(results: Path) -> Any:
+    """Return what `kvbench table` knows of a folder, as plain data."""
+    done = kvbench("table", str(results), "--format", "json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def lines(results: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for file in results.glob("records/*.jsonl") for line in file.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["list", "presses"], ["list", "tasks", "--json"], ["list", "models"]]
+)
+def test_help_and_lists_import_neither_torch_nor_transformers(arguments: list[str]) -> None:
+    script = (
+        "import sys; from kvbench.cli import main\n"
+        f"sys.argv = ['kvbench', *{arguments!r}]\n"
+        "try: main()\n"
+        "finally: print(sorted({'torch', 'transformers', 'pandas', 'matplotlib'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stderr.strip() == "[]"
+    assert done.stdout
+
+
+def test_a_sweep_is_recorded_shown_and_drawn(model_folder: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    done = kvbench(*run_arguments(model_folder, results, "--press", PRESSES, "--budgets", "8,64,25%", "--limit", "2"))
+    assert done.returncode == 0, done.stderr
+    assert "20 cells computed" in done.stdout
+    records = lines(results)
+    assert {record["press"] for record in records} == {"full", "k_norm", "snapkv:window=16,kernel=3", "streaming_llm"}
+    assert all(record["kept_min"] == record["kept_max"] == record["budget_tokens"] for record in records)
+    shares = [record for record in records if record["budget"] == "25%"]
+    assert all(abs(record["budget_tokens"] - record["context_tokens"] / 4) <= 0.5 for record in shares)
+    table = kvbench("table", str(results))
+    assert table.returncode == 0
+    assert "snapkv:window=16,kernel=3" in table.stdout
+    assert max(map(len, table.stdout.splitlines())) <= 80
+    drawn = kvbench("plot", str(results), "--format", "png,svg")
+    assert drawn.returncode == 0
+    assert sorted(path.suffix for path in (results / "figures").iterdir()) == [".png", ".svg"]
+
+
+def test_what_is_there_is_not_computed_again_and_more_is_added(model_folder: Path, tmp_path: Path) -> None:
+    def run(*more: str) -> dict[str, Any]:
+        done = kvbench(*run_arguments(model_folder, tmp_path / "r", "--json", *more))
+        assert done.returncode == 0, done.stderr
+        summary: dict[str, Any] = json.loads(done.stdout)
+        return summary
+
+    first = run("--press", "k_norm", "--budgets", "8,64", "--limit", "1")
+    assert (first["cells"], first["already_done"]) == (3, 0)
+    again = run("--press", "k_norm", "--budgets", "8,64", "--limit", "1")
+    assert (again["cells"], again["already_done"]) == (0, 3)
+    budget = run("--press", "k_norm", "--budgets", "8,32,64", "--limit", "1")
+    assert (budget["cells"], budget["already_done"]) == (1, 3)
+    press = run("--press", "k_norm,tova", "--budgets", "8,32,64", "--limit", "1")
+    assert (press["cells"], press["already_done"]) == (3, 4)
+    limit = run("--press", "k_norm,tova", "--budgets", "8,32,64", "--limit", "2")
+    assert (limit["cells"], limit["already_done"]) == (7, 7)
+    parameter = run("--press", "snapkv:window=5,k_norm", "--budgets", "8", "--limit", "2")
+    assert (parameter["cells"], parameter["already_done"]) == (2, 4)
+    keys = [record["key"] for record in lines(tmp_path / "r")]
+    assert len(keys) == len(set(keys)) == 16
+
+
+def test_a_run_in_pieces_and_a_killed_one_equal_an_uninterrupted_one(model_folder: Path, tmp_path: Path) -> None:
+    more = ("--press", PRESSES, "--budgets", "8,64", "--limit", "8")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert kvbench(*run_arguments(model_folder, whole, *more)).returncode == 0
+    command = [sys.executable, "-m", "kvbench", *run_arguments(model_folder, killed, *more)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while process.poll() is None and len(lines_or_none(killed)) < 14:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = lines_or_none(killed)
+    assert 14 <= len(before) < 56, "the kill came too late or too early to show anything"
+    done = kvbench(*run_arguments(model_folder, killed, *more, "--json"))
+    summary = json.loads(done.stdout)
+    assert summary["already_done"] == len(before)
+    assert summary["already_done"] + summary["cells"] == 56
+    keys = [record["key"] for record in lines(killed)]
+    assert len(keys) == len(set(keys)) == 56
+    assert cells(killed) == cells(whole)
+    answers = [{r["key"]: (r["prediction"], r["score"]) for r in lines(folder)} for folder in (whole, killed)]
+    assert answers[0] == answers[1]
+
+
+def lines_or_none(results: Path) -> list[dict[str, Any]]:
+    """Read the records of a folder that is being written to, the torn last line aside."""
+    text = "".join(file.read_text() for file in results.glob("records/*.jsonl"))
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def test_a_dry_run_tells_and_does_nothing(model_folder: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    arguments = run_arguments(model_folder, results, "--press", "all", "--budgets", "8,64", "--limit", "2", "--dry-run")
+    plain = kvbench(*arguments)
+    assert plain.returncode == 0, plain.stderr
+    assert max(map(len, plain.stdout.splitlines())) <= 80
+    told = json.loads(kvbench(*arguments, "--json").stdout)
+    assert not results.exists()
+    assert (told["prefills"], told["cells"], told["already_done"]) == (2, 2 * (10 * 2 + 1), 0)
+    assert told["weight_bytes"] == 4 * sum(weight.numel() for weight in tiny_network(CONFIGS["llama"]).parameters())
+    assert told["cache_bytes"] > 2 * 3 * 2 * 8 * 4 * told["context_tokens"] / 2
+    done = kvbench(*arguments[:-1])
+    assert done.returncode == 0
+    told_after = json.loads(kvbench(*arguments, "--json").stdout)
+    assert (told_after["cells"], told_after["already_done"]) == (0, told["cells"])
+    written = sum(file.stat().st_size for file in results.glob("records/*.jsonl"))
+    assert written / 2 < told["disk_bytes"] < written * 2
+
+
+WRONG = {
+    "unknown press": (["--press", "snapk"], ["'snapk'", "did you mean 'snapkv'", "tova"]),
+    "unknown parameter": (["--press", "snapkv:windw=3"], ["'windw'", "did you mean 'window'", "kernel"]),
+    "parameter out of range": (["--press", "snapkv:window=0"], ["window", "'0'", "1"]),
+    "parameter of the wrong kind": (["--press", "snapkv:window=many"], ["window", "'many'", "integer"]),
+    "no press": (["--press", ","], ["no presses"]),
+    "unknown task": (["--task", "rulr-4k"], ["'rulr-4k'", "did you mean 'ruler-4k'"]),
+    "unknown subtask": (["--task", "ruler-4k:niah_singl_1"], ["'niah_singl_1'", "did you mean 'niah_single_1'", "cwe"]),
+    "bad length": (["--task", "ruler-0k"], ["0k"]),
+    "unknown model": (["--model", "smollm2-135"], ["'smollm2-135'", "did you mean 'smollm2-135m'"]),
+    "hub model offline": (["--model", "nobody/nothing"], ["'nobody/nothing'", "hub"]),
+    "missing gguf": (["--model", "there/is/no.gguf"], ["'there/is/no.gguf'"]),
+    "empty model folder": (["--model", "tests"], ["'tests'", "config.json"]),
+    "budget 0": (["--budgets", "0"], ["'0'", "1 up"]),
+    "budget -5": (["--budgets", "-5"], ["'-5'", "1 up"]),
+    "budget abc": (["--budgets", "abc"], ["'abc'", "1 up"]),
+    "budget 300%": (["--budgets", "300%"], ["'300%'", "100%"]),
+    "no budget": (["--budgets", ""], ["no budgets"]),
+    "bad placement": (["--question", "befor"], ["'befor'", "inside", "after"]),
+    "bad protection": (["--protect", "4"], ["'4'", "4,16"]),
+    "bad dtype": (["--dtype", "float31"], ["'float31'", "did you mean 'float32'"]),
+    "bad device": (["--device", "gpu"], ["'gpu'", "cpu"]),
+    "bad limit": (["--limit", "0"], ["--limit", "greater than or equal to 1"]),
+    "unknown option": (["--budget", "3"], ["--budget", "--budgets"]),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_command_gets_one_sentence_and_exit_code_2(case: str, model_folder: Path, tmp_path: Path) -> None:
+    given, words = WRONG[case]
+    usual = {
+        "--model": str(model_folder),
+        "--press": "k_norm",
+        "--task": TASK,
+        "--budgets": "8",
+        "--results": str(tmp_path / "results"),
+    }
+    usual.update(dict([given]))
+    done = kvbench("run", *(piece for option in usual.items() for piece in option))
+    sentence = error_of(done)
+    assert done.returncode == 2, sentence
+    for word in words:
+        assert word in sentence
+
+
+def test_a_results_folder_that_cannot_be_used_is_named(model_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("not a folder")
+    for path in (file, Path("/proc/kvbench-results")):
+        done = kvbench(*run_arguments(model_folder, path, "--press", "k_norm", "--budgets", "8"))
+        assert done.returncode == 2
+        assert str(path) in error_of(done)
+    for command in ("table", "plot"):
+        done = kvbench(command, str(tmp_path / "nothing"))
+        assert done.returncode == 2
+        assert str(tmp_path / "nothing") in error_of(done)
+
+
+def test_a_foreign_record_file_is_named_with_its_line(model_folder: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    run = run_arguments(model_folder, results, "--press", "k_norm", "--budgets", "8", "--limit", "1")
+    assert kvbench(*run).returncode == 0
+    [file] = results.glob("records/*.jsonl")
+    with file.open("a") as stream:
+        stream.write('{"somebody": "else"}\n')
+    for arguments in (run, ("table", str(results))):
+        done = kvbench(*arguments)
+        assert done.returncode == 2
+        assert f"{file.name}" in error_of(done)
+        assert re.search(r"line 3\b|:3\b", error_of(done))
+
+
+def test_a_torn_last_line_is_no_obstacle(model_folder: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    run = run_arguments(model_folder, results, "--press", "k_norm", "--budgets", "8,16", "--limit", "1")
+    assert kvbench(*run).returncode == 0
+    whole = cells(results)
+    [file] = results.glob("records/*.jsonl")
+    file.write_bytes(file.read_bytes()[:-40])
+    assert kvbench("table", str(results)).returncode == 0
+    summary = json.loads(kvbench(*run, "--json").stdout)
+    assert (summary["cells"], summary["already_done"]) == (1, 2)
+    assert cells(results) == whole
+    assert len(load(results).frame) == 3
+
+
+def test_a_sample_beyond_the_models_window_fails_counted_and_with_its_reason(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    results = tmp_path / "results"
+    done = kvbench(
+        "run", "--model", str(model_folder), "--task", "ruler-4096:fwe", "--results", str(results),
+        "--press", "k_norm", "--budgets", "8", "--limit", "1",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "2 of 2 cells failed" in error_of(done)
+    assert all("4096" in record["error"] and record["score"] is None for record in lines(results))
+
+
+@pytest.mark.parametrize("name", ["snapkv", "kvp", "full", "ruler", "ruler-4k"])
+def test_info_describes_presses_and_tasks(name: str) -> None:
+    done = kvbench("info", name)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert json.loads(kvbench("info", name, "--json").stdout)["name"] == name
+
+
+def test_info_and_list_name_the_nearest_match() -> None:
+    assert "did you mean 'snapkv'" in error_of(kvbench("info", "snpkv"))
+    assert "did you mean 'presses'" in error_of(kvbench("list", "press"))
+
+
+def test_check_reports_the_contract_and_time() -> None:
+    done = kvbench("check", "k_norm")
+    assert done.returncode == 0, done.stderr
+    assert "ms" in done.stdout
+    assert json.loads(kvbench("check", "k_norm", "--json").stdout)["passed"]
+
+
+def test_kvp_without_a_checkpoint_says_how_to_get_one(model_folder: Path, tmp_path: Path) -> None:
+    done = kvbench(*run_arguments(model_folder, tmp_path / "r", "--press", "kvp", "--budgets", "8"))
+    assert done.returncode == 2
+    assert "checkpoint" in error_of(done)
+
+
+def test_doctor_examines_this_machine() -> None:
+    done = kvbench("doctor")
+    assert done.returncode == 0, done.stderr
+    for word in ("torch", "threads", "presses", "smollm2-135m"):
+        assert word in done.stdout
