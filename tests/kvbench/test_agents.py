@@ -156,6 +156,13 @@ def test_a_failed_save_leaves_the_old_checkpoint(checkpoint: Path) -> None:
     assert list(checkpoint.parent.iterdir()) == [checkpoint]
 
 
+def test_a_save_that_cannot_end_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "agents.safetensors").mkdir()
+    with pytest.raises(UsageError, match="cannot be written"):
+        save_agents(random_agents(), tmp_path / "agents.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["agents.safetensors"]
+
+
 def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot be written to .*nowhere"):
         save_agents(random_agents(), tmp_path / "nowhere" / "agents.safetensors")

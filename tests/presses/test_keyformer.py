@@ -2,11 +2,11 @@
 
 import numpy as np
 import torch
-from kvbench.presses.keyformer import gumbel
 from scipy import stats
 
 from kvbench.check import Shape, random_layer
 from kvbench.press import LayerCache
+from kvbench.presses.keyformer import gumbel
 from kvbench.registry import make_press
 
 SHAPE = Shape(kv_heads=2, heads=4, head_dim=8)
