@@ -53,8 +53,8 @@ class KeyFormer(Press):
 def gumbel(generator: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
     """Draw standard Gumbel noise, float32, each value one of 65,536 equally likely quantiles.
 
-    Noise for every pair of query and key is the cost of this method: 16 random bits and a table take a third
-    of the time that two logarithms of a float do.
+    Every pair of query and key needs its own noise, which costs as much as the attention: 16 random bits and a
+    table take half the time of a random float and two logarithms.
     """
     *rows, columns = shape
     words = generator.integers(2**64, size=(*rows, -(-columns // 4)), dtype=np.uint64)
