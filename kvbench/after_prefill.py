@@ -7,9 +7,7 @@ or the oracle is asked for.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -22,69 +20,9 @@ from kvbench.models import Model
 from kvbench.press import LayerCache, Press, Reads
 from kvbench.prompts import Prompt
 from kvbench.ranked_cache import Kept, RankedCache
+from kvbench.ranking import Protect, Rankers, now
 from kvbench.task import Question
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A press at a budget of tokens per KV head, or (no press) the full cache."""
-
-    press: str | None
-    budget: int
-
-
-@dataclass(frozen=True)
-class Protect:
-    """How many first and last tokens stand in front of every ranking."""
-
-    first: int
-    last: int
-
-
-@dataclass
-class Timings:
-    """Seconds spent on one prompt."""
-
-    prefill: float = 0.0
-    ranking: dict[str, float] = field(default_factory=dict)
-    """Per press, all layers."""
-    gathering: float = 0.0
-    answering: float = 0.0
-
-
-@dataclass
-class Outcome:
-    """What came of one prompt.
-
-    Attributes:
-        answers: Per variant the answers to the prompt's questions, in their order.
-        kept: Per variant what was left of the cache, measured.
-        failures: Per press that failed, why.
-        timings: Where the time went.
-    """
-
-    answers: dict[Variant, list[Answer]]
-    kept: dict[Variant, Kept]
-    failures: dict[str, str]
-    timings: Timings
-
-
-def protect(ranking: Tensor, protected: Protect) -> Tensor:
-    """Put the protected tokens in front of a ranking: the first ones, then the last from the end backwards.
-
-    Args:
-        ranking: int64 `[batch, kv_heads, n]`.
-        protected: How many.
-
-    Returns:
-        A permutation again, int64 `[batch, kv_heads, n]`; the other tokens keep their order.
-    """
-    batch, kv_heads, n = ranking.shape
-    first = min(protected.first, n)
-    last = min(protected.last, n - first)
-    front = torch.cat([torch.arange(first), torch.arange(n - 1, n - 1 - last, -1)]).to(ranking.device)
-    others = ranking[(ranking >= first) & (ranking < n - last)].view(batch, kv_heads, n - first - last)
-    return torch.cat([front.expand(batch, kv_heads, -1), others], dim=-1)
+from kvbench.variants import Outcome, Timings, Variant
 
 
 @torch.inference_mode()
@@ -111,7 +49,7 @@ def run_prompt(
     run = _Run(model, prompt, questions, presses, variants, protected, seed)
     run.prefill()
     answers = run.answer_all()
-    return Outcome(answers, run.kept, run.failures, run.timings)
+    return Outcome(answers, run.kept, run.rankers.failures, run.timings)
 
 
 class _Run:
@@ -130,21 +68,20 @@ class _Run:
         self.model = model
         self.prompt = prompt
         self.questions = questions
-        self.protected = protected
         self.seed = seed
         self.n = len(prompt.context)
         self.full = Variant(None, self.n)
         self.wanted = set(variants)
         asked = {variant.press for variant in variants}
-        self.presses = {label: press for label, press in presses.items() if label in asked}
+        self.rankers = Rankers({label: press for label, press in presses.items() if label in asked}, protected)
+        self.presses = list(self.rankers.presses)
         self.budgets = tuple(sorted({variant.budget for variant in variants if variant.press is not None}))
         self.grid = RankedCache(len(self.presses), self.budgets)
         self.whole = RankedCache.of_full_cache(self.n)
         self.context = CompressedContext(self.n, [self.whole, self.grid])
         self.scaling: dict[int, float] = {}
-        self.failures: dict[str, str] = {}
-        self.timings = Timings(ranking=dict.fromkeys(self.presses, 0.0))
-        self.foreseeing = [label for label, press in self.presses.items() if Reads.FUTURE in press.reads]
+        self.timings = Timings(ranking=self.rankers.seconds)
+        self.foreseeing = [label for label, press in self.rankers.presses.items() if Reads.FUTURE in press.reads]
         self.keeps_whole = bool(self.foreseeing) or self.full in self.wanted
 
     def prefill(self) -> None:
@@ -170,7 +107,7 @@ class _Run:
         self.scaling[call.layer] = call.scaling
         if self.keeps_whole:
             self.whole.put_all(call.layer, call.key, call.value)
-        for label, press in self.presses.items():
+        for label, press in self.rankers.presses.items():
             if label not in self.foreseeing:
                 queries = call.query if Reads.QUERIES in press.reads else None
                 self._rank(label, self._layer(call.layer, call.key, call.value, queries=queries))
@@ -204,14 +141,13 @@ class _Run:
 
     def _rows(self) -> list[Variant]:
         """Return the variants to answer, grouped by grid: the full cache, then press by press, ascending."""
-        order = list(self.presses)
-        live = [variant for variant in self.wanted if variant.press not in self.failures]
-        return sorted(live, key=lambda v: (-1 if v.press is None else order.index(v.press), v.budget))
+        live = [variant for variant in self.wanted if variant.press not in self.rankers.failures]
+        return sorted(live, key=lambda v: (-1 if v.press is None else self.presses.index(v.press), v.budget))
 
     def _cell(self, variant: Variant) -> Cell:
         if variant.press is None:
             return Cell(0, 0, 0)
-        return Cell(1, list(self.presses).index(variant.press), self.budgets.index(variant.budget))
+        return Cell(1, self.presses.index(variant.press), self.budgets.index(variant.budget))
 
     def _layer(
         self,
@@ -225,20 +161,12 @@ class _Run:
         return LayerCache(index, keys, values, positions, self.scaling[index], self.seed, queries, future)
 
     def _rank(self, label: str, layer: LayerCache) -> None:
-        if label in self.failures:
+        ranking = self.rankers.rank(label, layer)
+        if ranking is None:
             return
         started = self._now()
-        try:
-            ranking = self.presses[label].sort(layer)
-            _check_ranking(ranking, layer)
-        except Exception as error:  # a press may fail with anything; the others go on
-            self.failures[label] = f"layer {layer.index}: {type(error).__name__}: {error}"
-            return
-        ranking = protect(ranking, self.protected)
-        ranked = self._now()
-        self.timings.ranking[label] += ranked - started
-        self.grid.put(layer.index, list(self.presses).index(label), layer.keys, layer.values, ranking)
-        self.timings.gathering += self._now() - ranked
+        self.grid.put(layer.index, self.presses.index(label), layer.keys, layer.values, ranking)
+        self.timings.gathering += self._now() - started
 
     def _answer(
         self,
@@ -265,22 +193,4 @@ class _Run:
                 foreseen[layer] = foreseen.get(layer, torch.zeros_like(received)) + received
 
     def _now(self) -> float:
-        if self.model.device.type != "cpu":
-            torch.accelerator.synchronize()
-        return time.perf_counter()
-
-
-def _check_ranking(ranking: Tensor, layer: LayerCache) -> None:
-    """Refuse what is not a permutation per KV head.
-
-    Raises:
-        ValueError: It is not.
-    """
-    expected = (*layer.keys.shape[:2], layer.n)
-    if tuple(ranking.shape) != expected or ranking.dtype != torch.int64:
-        raise ValueError(f"the ranking is {ranking.dtype} {tuple(ranking.shape)}, expected torch.int64 {expected}")
-    if layer.n and (int(ranking.min()) < 0 or int(ranking.max()) >= layer.n):
-        raise ValueError(f"the ranking names tokens outside 0 … {layer.n - 1}")
-    seen = torch.zeros_like(ranking, dtype=torch.bool).scatter_(-1, ranking, True)
-    if not bool(seen.all()):
-        raise ValueError("the ranking is not a permutation: it repeats tokens")
+        return now(self.model.device)

@@ -31,6 +31,10 @@ err = Console(stderr=True)
 ModelOption = Annotated[
     str, typer.Option("--model", "-m", help="A hub id, a local folder, a .gguf file, or smollm2-135m.")
 ]
+DataOption = Annotated[
+    list[str] | None,
+    typer.Option("--data", metavar="NAME=PATH", help="A local copy of a task's data: essays=PATH. Repeatable."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ResultsArgument = Annotated[Path, typer.Argument(help="A results folder.")]
 
@@ -80,6 +84,7 @@ def run(
         typer.Option("--budgets", "-b", help="Tokens per KV head or shares of the context: 256,1024,25%."),
     ],
     model: ModelOption = "smollm2-135m",
+    data: DataOption = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Samples per subtask; all by default.")] = None,
     results: Annotated[Path, typer.Option("--results", "-o", help="Results folder; a run resumes it.")] = Path(
         "results"
@@ -101,6 +106,7 @@ def run(
     request = Request(
         presses=press,
         tasks=task,
+        data=data or [],
         budgets=budgets,
         model=model,
         limit=limit,

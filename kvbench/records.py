@@ -36,6 +36,8 @@ class Protocol(BaseModel):
     task_version: int
     data: str
     """The fingerprint of the task's source data."""
+    subtasks: tuple[str, ...] = ()
+    """All subtasks that the task's score is the mean of, whichever were run; none if the task has no such list."""
     metric: str
     binary: bool
     """Whether every score is 0 or 1."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvbench.errors import UsageError, unknown
+from kvbench.sources import Sources
 
 if TYPE_CHECKING:
     from kvbench.press import Press
@@ -96,20 +98,45 @@ def press_label(name: str, press: Press) -> str:
     return f"{name}:{','.join(changed)}" if changed else name
 
 
-def make_task(spec: str) -> Task:
-    """Make a task from `name[-variant][:subset]`.
+def make_task(spec: str, sources: Sources | None = None) -> Task:
+    """Make a task from `name[-variant][:subset]`; see `make_tasks`."""
+    return make_tasks([spec], sources)[0]
+
+
+def make_tasks(specs: Sequence[str], sources: Sources | None = None) -> list[Task]:
+    """Make tasks, each from `name[-variant][:subset]`.
+
+    Args:
+        specs: As a user writes them.
+        sources: Local copies of their data, for whichever of them reads data of that name.
 
     Raises:
-        UsageError: No such task, variant or subset, or its package fails to import.
+        UsageError: No such task, variant or subset, its package fails to import, or data that no task reads.
     """
-    title, _, subset = spec.partition(":")
+    sources = sources or {}
+    found = [_task_class(spec.partition(":")[0]) for spec in specs]
+    known = {name for _, cls in found for name in cls.sources}
+    for name in sources:
+        if name not in known:
+            raise unknown(f"data of {', '.join(specs)}", name, known)
+    tasks = []
+    for spec, (entry, cls) in zip(specs, found, strict=True):
+        title, _, subset = spec.partition(":")
+        variant = title.removeprefix(entry).removeprefix("-") or None
+        tasks.append(
+            cls.create(variant, subset or None, {name: sources[name] for name in cls.sources if name in sources})
+        )
+    return tasks
+
+
+def _task_class(title: str) -> tuple[str, type[Task]]:
+    """Return the entry point, by name, and the class that `name[-variant]` means."""
     matches = [name for name in registered(TASKS) if title == name or title.startswith(f"{name}-")]
     if not matches:
         raise unknown("task", title, task_spellings())
-    name = max(matches, key=len)
-    loaded: type[Task] = _load(TASKS, "task", name)
-    variant = title.removeprefix(name).removeprefix("-") or None
-    return loaded.create(variant, subset or None)
+    entry = max(matches, key=len)
+    cls: type[Task] = _load(TASKS, "task", entry)
+    return entry, cls
 
 
 def task_spellings() -> list[str]:

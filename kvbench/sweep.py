@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from kvbench.after_prefill import Outcome, Protect, Timings, Variant, run_prompt
+from kvbench.after_prefill import run_prompt
 from kvbench.budgets import Budget
 from kvbench.environment import describe_environment
 from kvbench.errors import KvbenchError
 from kvbench.models import Model, ModelSource
 from kvbench.press import Press, sample_seed
 from kvbench.prompts import Prompt, prompts_of
+from kvbench.ranking import Protect
 from kvbench.records import FULL, Protocol, Record, content_hash
 from kvbench.store import ResultsFolder, ResultsWriter
 from kvbench.task import QuestionPlacement, Sample, Task
+from kvbench.variants import Outcome, Timings, Variant
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,7 @@ def _protocol(source: ModelSource, task: Task, settings: Settings) -> Protocol:
         task=task.name,
         task_version=task.version,
         data=task.data,
+        subtasks=tuple(task.subtasks),
         metric=task.metric,
         binary=task.binary,
         question=settings.question or task.question,

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from kvbench.sources import Sources
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -61,11 +63,18 @@ class Task(ABC):
     """Whether the prompt is rendered as a chat turn."""
     binary: ClassVar[bool] = False
     """Whether every score is 0 or 1 (its interval is then Wilson's)."""
+    sources: ClassVar[tuple[str, ...]] = ()
+    """The names under which a user can give the task's data, `--data NAME=PATH`."""
 
     @classmethod
     @abstractmethod
-    def create(cls, variant: str | None, subset: str | None) -> Self:
+    def create(cls, variant: str | None, subset: str | None, sources: Sources) -> Self:
         """Make the task from its name on the command line, `<entry point>[-<variant>][:<subset>]`.
+
+        Args:
+            variant: As typed.
+            subset: As typed.
+            sources: Local copies of the task's data; those it can do without, or find itself, may be absent.
 
         Raises:
             UsageError: There is no such variant or subset; the message says which there are.
@@ -85,6 +94,19 @@ class Task(ABC):
     @abstractmethod
     def data(self) -> str:
         """A fingerprint of the source data: another one is another benchmark."""
+
+    @property
+    def subtasks(self) -> Sequence[str]:
+        """All subtasks that the task's score is the mean of, whichever were asked for; none if there is no such list."""
+        return ()
+
+    def remarks(self) -> Sequence[str]:
+        """Look for the data, and say in a sentence each what is missing or stands in for something else.
+
+        Raises:
+            UsageError: What was asked for by name cannot be had without data that is not here.
+        """
+        return ()
 
     @abstractmethod
     def samples(self, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int) -> Sequence[Sample]:

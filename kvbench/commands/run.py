@@ -33,7 +33,8 @@ from kvbench.commands.plan import print_plan
 from kvbench.errors import KvbenchError, UsageError, unknown
 from kvbench.press import Press
 from kvbench.records import FULL
-from kvbench.registry import PRESSES, make_press, make_task, press_label, registered
+from kvbench.registry import PRESSES, make_press, make_tasks, press_label, registered
+from kvbench.sources import parse_sources
 from kvbench.task import QuestionPlacement
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Request:
 
     presses: Sequence[str]
     tasks: Sequence[str]
+    data: Sequence[str]
     budgets: str
     model: str
     limit: int | None
@@ -72,11 +74,13 @@ def run_command(request: Request, dry_run: bool, as_json: bool, out: Console, er
     question = _question(request.question)
     first, last = parse_protect(request.protect)
     requested = parse_presses(request.presses)
-    tasks = [make_task(spec) for spec in _entries(request.tasks, "tasks")]
+    tasks = make_tasks(_entries(request.tasks, "tasks"), parse_sources(request.data))
+    for remark in (remark for task in tasks for remark in task.remarks()):
+        err.print(f"note: {escape(remark)}", highlight=False, soft_wrap=True)
 
     # What follows needs torch and transformers; a mistyped name has been answered before they are imported.
-    from kvbench.after_prefill import Protect
     from kvbench.models import choose_device, choose_dtype, find, quieten_transformers
+    from kvbench.ranking import Protect
     from kvbench.store import ResultsFolder
     from kvbench.sweep import Settings, make_plan, run_plan
 

@@ -8,13 +8,15 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from kvbench.after_prefill import Outcome, Protect, Variant, protect, run_prompt
+from kvbench.after_prefill import run_prompt
 from kvbench.errors import KvbenchError
 from kvbench.models import Model, facts_of
 from kvbench.press import LayerCache, Press, Reads, ScorePress
 from kvbench.prompts import Prompt
+from kvbench.ranking import Protect, protect
 from kvbench.registry import make_press
 from kvbench.task import Question
+from kvbench.variants import Outcome, Variant
 from tiny_models import CONFIGS, tiny_model, tiny_network
 
 N = 60

@@ -1,0 +1,97 @@
+"""Presses at work: rank, check, protect; a press that fails does not stop the others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvbench.press import LayerCache, Press
+
+
+@dataclass(frozen=True)
+class Protect:
+    """How many first and last tokens stand in front of every ranking."""
+
+    first: int
+    last: int
+
+
+class Rankers:
+    """The presses of one prompt.
+
+    Attributes:
+        presses: By label.
+        seconds: Per press, spent on ranking so far.
+        failures: Per press that failed, why; it is not asked again.
+    """
+
+    def __init__(self, presses: Mapping[str, Press], protected: Protect):
+        """Start with presses that are ready for the model."""
+        self.presses = dict(presses)
+        self.protected = protected
+        self.seconds = dict.fromkeys(presses, 0.0)
+        self.failures: dict[str, str] = {}
+
+    def rank(self, label: str, layer: LayerCache) -> Tensor | None:
+        """Return a press's ranking of a layer, protected tokens first; none if the press has failed.
+
+        Returns:
+            int64 `[batch, kv_heads, n]`.
+        """
+        if label in self.failures:
+            return None
+        started = now(layer.keys.device)
+        try:
+            ranking = self.presses[label].sort(layer)
+            _check(ranking, layer)
+        except Exception as error:  # a press may fail with anything
+            self.failures[label] = f"layer {layer.index}: {type(error).__name__}: {error}"
+            return None
+        ranking = protect(ranking, self.protected)
+        self.seconds[label] += now(layer.keys.device) - started
+        return ranking
+
+
+def protect(ranking: Tensor, protected: Protect) -> Tensor:
+    """Put the protected tokens in front of a ranking: the first ones, then the last from the end backwards.
+
+    Args:
+        ranking: int64 `[batch, kv_heads, n]`.
+        protected: How many.
+
+    Returns:
+        A permutation again, int64 `[batch, kv_heads, n]`; the other tokens keep their order.
+    """
+    batch, kv_heads, n = ranking.shape
+    first = min(protected.first, n)
+    last = min(protected.last, n - first)
+    front = torch.cat([torch.arange(first), torch.arange(n - 1, n - 1 - last, -1)]).to(ranking.device)
+    others = ranking[(ranking >= first) & (ranking < n - last)].view(batch, kv_heads, n - first - last)
+    return torch.cat([front.expand(batch, kv_heads, -1), others], dim=-1)
+
+
+def now(device: torch.device) -> float:
+    """Return a clock's seconds, once all that was asked of `device` is done."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return time.perf_counter()
+
+
+def _check(ranking: Tensor, layer: LayerCache) -> None:
+    """Refuse what is not a permutation per KV head.
+
+    Raises:
+        ValueError: It is not.
+    """
+    expected = (*layer.keys.shape[:2], layer.n)
+    if tuple(ranking.shape) != expected or ranking.dtype != torch.int64:
+        raise ValueError(f"the ranking is {ranking.dtype} {tuple(ranking.shape)}, expected torch.int64 {expected}")
+    if int(ranking.min()) < 0 or int(ranking.max()) >= layer.n:
+        raise ValueError(f"the ranking names tokens outside 0 … {layer.n - 1}")
+    seen = torch.zeros_like(ranking, dtype=torch.bool).scatter_(-1, ranking, True)
+    if not bool(seen.all()):
+        raise ValueError("the ranking is not a permutation: it repeats tokens")
