@@ -97,7 +97,7 @@ class Task(ABC):
 
     @property
     def subtasks(self) -> Sequence[str]:
-        """All subtasks that the task's score is the mean of, whichever were asked for; none if there is no such list."""
+        """All subtasks that the score is the mean of, whichever were asked for; none if there is no such list."""
         return ()
 
     def remarks(self) -> Sequence[str]:

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from kvbench.errors import UsageError, unknown
+from kvbench.sources import Sources
 from kvbench.task import Question, Sample, Task
 
 from .common_words import CommonWords
@@ -45,12 +46,12 @@ class Ruler(Task):
 
     metric: ClassVar[str] = "fraction of targets contained"
 
-    def __init__(self, length: int, subtasks: Sequence[str] = tuple(SUBTASKS)) -> None:
+    def __init__(self, length: int, asked: Sequence[str] = tuple(SUBTASKS)) -> None:
         self.length = length
-        self.subtasks = tuple(subtasks)
+        self.asked = tuple(asked)
 
     @classmethod
-    def create(cls, variant: str | None, subset: str | None) -> Self:
+    def create(cls, variant: str | None, subset: str | None, sources: Sources) -> Self:  # noqa: ARG003
         """Make the task of a length (`4k`, `2048`), with all subtasks or those named, joined by "+"."""
         names = subset.split("+") if subset else list(SUBTASKS)
         for name in names:
@@ -69,6 +70,11 @@ class Ruler(Task):
         return _spelled(self.length)
 
     @property
+    def subtasks(self) -> Sequence[str]:
+        """All of RULER's."""
+        return tuple(SUBTASKS)
+
+    @property
     def data(self) -> str:
         """A fingerprint of the word lists."""
         return f"wonderwords:{word_list_fingerprint()}"
@@ -84,15 +90,13 @@ class Ruler(Task):
         drawn: list[Sample] = []
         with ExitStack() as caches, ThreadPoolExecutor(os.cpu_count()) as pool:
             sources = []
-            for name in self.subtasks:
+            for name in self.asked:
                 count = caches.enter_context(remembered(counter, f"{name}-{self.length}-seed{seed}"))
                 sources.append(SUBTASKS[name].prompts(self.length, seed, count))
             try:
                 for number in range(rounds):
                     prompts = pool.map(lambda source: next(source), sources)
-                    drawn += [
-                        _sample(name, number, prompt) for name, prompt in zip(self.subtasks, prompts, strict=True)
-                    ]
+                    drawn += [_sample(name, number, prompt) for name, prompt in zip(self.asked, prompts, strict=True)]
             except DoesNotFitError:
                 raise self._too_short(seed, counter) from None
         return tuple(drawn)
@@ -102,7 +106,7 @@ class Ruler(Task):
         return SUBTASKS[subtask].score(prediction, question.targets)
 
     def _too_short(self, seed: int, count: TokenCount) -> UsageError:
-        shortest = {name: shortest_length(SUBTASKS[name], self.length, seed, count) for name in self.subtasks}
+        shortest = {name: shortest_length(SUBTASKS[name], self.length, seed, count) for name in self.asked}
         needs = [f"{name} needs {length} tokens" for name, length in shortest.items() if length > self.length]
         return UsageError(
             f"{self.name} is too short for this tokenizer: {', '.join(needs)}; "

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvbench.tasks.ruler.token_counts import TokenCounter, remembered
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from kvbench.tasks.ruler.token_counts import TokenCounter, remembered
 
 TEXT = "One of the special magic numbers for\n\nred-car is:  7047102. \n"
 

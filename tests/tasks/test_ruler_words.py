@@ -4,6 +4,7 @@ import random
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from kvbench.tasks.ruler.words import WordPairs, word_pairs
 
 WORDS = st.lists(st.text("ab- ", min_size=1, max_size=4), min_size=1, max_size=8)
