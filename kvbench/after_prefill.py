@@ -49,7 +49,8 @@ def run_prompt(
     run = _Run(model, prompt, questions, presses, variants, protected, seed)
     run.prefill()
     answers = run.answer_all()
-    return Outcome(answers, run.kept, run.rankers.failures, run.timings)
+    peaks = dict.fromkeys(answers, len(prompt.context))  # the whole prompt is cached before it is compressed
+    return Outcome(answers, run.kept, peaks, run.rankers.failures, run.timings)
 
 
 class _Run:

@@ -16,7 +16,7 @@ from kvbench.attention import AttentionCall, merge, partial_attention
 from kvbench.models import Model
 from kvbench.ranked_cache import GridRows, RankedCache
 
-_TOKENS_PER_PASS = 8192
+TOKENS_PER_PASS = 8192
 """Most tokens, over all rows, that one forward pass takes."""
 _GROWTH = 32
 """Tokens by which the rows' own caches grow."""
@@ -42,11 +42,11 @@ class Cell:
 
 @dataclass
 class SlidingTail:
-    """What a sliding-window layer still sees of the context: the same for every variant.
+    """What a sliding-window layer still sees of the context.
 
     Attributes:
-        keys: `[1, kv_heads, tail, d]`.
-        values: `[1, kv_heads, tail, d]`.
+        keys: `[1, kv_heads, tail, d]` if it is the same for every variant, else `[grids, kv_heads, tail, d]`.
+        values: Of the same shape.
         window: Tokens that a query looks back over, itself included.
     """
 
@@ -56,8 +56,8 @@ class SlidingTail:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the keys and values."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in (self.keys, self.values))
+        """Bytes of one variant's keys and values."""
+        return sum(tensor[0].numel() * tensor.element_size() for tensor in (self.keys, self.values))
 
 
 @dataclass
@@ -186,6 +186,13 @@ class AnsweringStep:
         age = torch.arange(tail.keys.shape[2] - 1, -1, -1, device=query.device)  # [tail]
         visible = since_context + age < tail.window  # [t, tail]
         past = ~visible.any(dim=1, keepdim=True)
+        if len(tail.keys) > 1:  # each variant has its own
+            grids = torch.tensor([cell.grid for cell in self.cells], device=query.device)
+            own_tail = SlidingTail(tail.keys[grids], tail.values[grids], tail.window)
+            out, lse = partial_attention(
+                query, own_tail.keys, own_tail.values, call.scaling, (visible | past).repeat(q // t, 1)
+            )
+            return out, lse.masked_fill(past.repeat(q // t, 1).squeeze(1), -torch.inf)
         folded = query.transpose(0, 1).reshape(1, kv_heads, rows * q, d)
         repeats = rows * q // t
         out, lse = partial_attention(folded, tail.keys, tail.values, call.scaling, (visible | past).repeat(repeats, 1))
@@ -223,7 +230,7 @@ def answer(
     active = list(range(rows))
     position = step.context.n
     logits = torch.empty(0)
-    for piece in fed.to(model.device).split(max(1, _TOKENS_PER_PASS // rows)):
+    for piece in fed.to(model.device).split(max(1, TOKENS_PER_PASS // rows)):
         logits = model.forward(piece.expand(rows, -1), position, step)
         position += len(piece)
     while True:

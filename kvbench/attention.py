@@ -160,6 +160,32 @@ def partial_attention(
     return _in_blocks(query, key, value, scaling, visible)
 
 
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+    """Attend causally within one chunk, so that the result can be merged with attention to what came before.
+
+    Args:
+        query: `[rows, heads, t, d]`.
+        key: `[rows, kv_heads, t, d]`, of the same tokens.
+        value: `[rows, kv_heads, t, d]`.
+        scaling: What query·key is multiplied by.
+
+    Returns:
+        Output `[rows, heads, t, d]` and log-sum-exp `[rows, heads, t]`, both at least in float32.
+    """
+    group = query.shape[1] // key.shape[1]
+    if query.device.type == "cpu":
+        key, value = (tensor.repeat_interleave(group, dim=1) for tensor in (key, value))
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, is_causal=True, scale=scaling
+        )
+        return out.to(lse.dtype), lse
+    t = query.shape[2]
+    visible = torch.ones(t, t, dtype=torch.bool, device=query.device).tril().repeat(group, 1)
+    folded = query.reshape(*key.shape[:2], group * t, -1)
+    out, lse = _in_blocks(folded, key, value, scaling, visible)
+    return out.reshape(*query.shape[:3], -1), lse.reshape(query.shape[:3])
+
+
 def _in_blocks(
     query: Tensor, key: Tensor, value: Tensor, scaling: float, visible: Tensor | None
 ) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ def conditions_of(protocol: Protocol) -> str:
         [
             f"question {protocol.question}",
             f"first {protocol.protect_first} and last {protocol.protect_last} tokens protected",
-            f"compressed {protocol.schedule.replace('-', ' ')}",
+            "compressed after prefill" if protocol.chunk is None else f"prefilled in chunks of {protocol.chunk}",
             protocol.dtype,
             f"{protocol.attention} on {protocol.device}",
             f"seed {protocol.seed}",

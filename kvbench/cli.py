@@ -92,6 +92,10 @@ def run(
     question: Annotated[
         str | None, typer.Option(help="inside: compressed with the context; after: fed after compression.")
     ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="after-prefill: compress once; chunked: after every chunk. The task's choice.")
+    ] = None,
+    chunk: Annotated[int, typer.Option(min=1, help="Tokens per chunk of the chunked schedule.")] = 2048,
     protect: Annotated[str, typer.Option(help="First and last tokens that no press may evict first.")] = "4,16",
     seed: Annotated[int, typer.Option(min=0, help="Of generated data and seeded presses.")] = 42,
     dtype: Annotated[str | None, typer.Option(help="bfloat16 where the processor has it, else float32.")] = None,
@@ -112,6 +116,8 @@ def run(
         limit=limit,
         results=results,
         question=question,
+        schedule=schedule,
+        chunk=chunk,
         protect=protect,
         seed=seed,
         dtype=dtype,

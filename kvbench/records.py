@@ -21,6 +21,9 @@ def content_hash(value: object) -> str:
     return sha256(canonical.encode()).hexdigest()[:16]
 
 
+Schedule = Literal["after-prefill", "chunked"]
+
+
 class Protocol(BaseModel):
     """All that decides a result beside the sample, the press and the budget. Never mixed in one table."""
 
@@ -41,8 +44,10 @@ class Protocol(BaseModel):
     metric: str
     binary: bool
     """Whether every score is 0 or 1."""
-    schedule: Literal["after-prefill"] = "after-prefill"
-    """When the cache is compressed: once, after the whole prefill."""
+    schedule: Schedule
+    """When the cache is compressed: once after the whole prefill, or after every chunk of it."""
+    chunk: int | None
+    """Tokens per chunk, where the schedule is chunked."""
     question: Literal["inside", "after"]
     """Whether the question is compressed with the context, or fed after compression."""
     protect_first: int
@@ -123,6 +128,8 @@ class Record(BaseModel):
     kept_min: int | None = None
     kept_max: int | None = None
     """Measured KV entries per head after eviction: the least and the most over layers and KV heads."""
+    peak_entries: int | None = None
+    """Measured: the most entries per head that a layer held at any time, before it was cut."""
     kept_bytes: int | None = None
     """Measured bytes of the compressed cache, all layers, before the answer's own tokens."""
     prefill_seconds: float | None = None

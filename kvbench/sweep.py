@@ -6,18 +6,19 @@ and widening the limit are all the same thing: the plan holds the cells whose ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvbench.after_prefill import run_prompt
 from kvbench.budgets import Budget
+from kvbench.chunked import run_prompt_in_chunks
 from kvbench.environment import describe_environment
-from kvbench.errors import KvbenchError
+from kvbench.errors import KvbenchError, UsageError
 from kvbench.models import Model, ModelSource
-from kvbench.press import Press, sample_seed
+from kvbench.press import Press, Reads, sample_seed
 from kvbench.prompts import Prompt, prompts_of
 from kvbench.ranking import Protect
-from kvbench.records import FULL, Protocol, Record, content_hash
+from kvbench.records import FULL, Protocol, Record, Schedule, content_hash
 from kvbench.store import ResultsFolder, ResultsWriter
 from kvbench.task import QuestionPlacement, Sample, Task
 from kvbench.variants import Outcome, Timings, Variant
@@ -31,6 +32,8 @@ class Settings:
         budgets: For every press that evicts.
         limit: Samples per subtask; all if none.
         question: Where the question sits; the task's own choice if none.
+        schedule: When the cache is compressed; the task's own choice if none.
+        chunk: Tokens per chunk, where the schedule is chunked.
         protected: What stands in front of every ranking.
         seed: Of the generated data and of the seeded presses.
         dtype: Of the weights and the cache.
@@ -41,6 +44,8 @@ class Settings:
     budgets: Sequence[Budget]
     limit: int | None
     question: QuestionPlacement | None
+    schedule: Schedule | None
+    chunk: int
     protected: Protect
     seed: int
     dtype: str
@@ -78,13 +83,11 @@ class Plan:
         presses: By label, ready for the model; the full cache is among them.
         items: The work, sample by sample; items without a missing cell are left out.
         done: Cells that the results hold already.
-        skipped: Presses of `all` that cannot run on this model, and why.
     """
 
     presses: dict[str, Press]
     items: list[WorkItem] = field(default_factory=list)
     done: int = 0
-    skipped: dict[str, str] = field(default_factory=dict)
 
     @property
     def cells(self) -> int:
@@ -108,6 +111,7 @@ def make_plan(
     tasks: Sequence[Task],
     settings: Settings,
     results: ResultsFolder,
+    named: Collection[str] = (),
 ) -> Plan:
     """Find the cells that are missing. Loads the tokenizer and the data, but no weights.
 
@@ -117,6 +121,10 @@ def make_plan(
         tasks: The tasks; two subsets of one task share its table.
         settings: The rest.
         results: Where finished cells are looked up.
+        named: Labels of presses that must run: in chunks, the others that would not are left out.
+
+    Raises:
+        UsageError: A named press cannot run under a task's schedule.
     """
     plan = Plan(presses)
     identities = {label: content_hash([label.partition(":")[0], press.identity()]) for label, press in presses.items()}
@@ -124,12 +132,13 @@ def make_plan(
     for task in tasks:
         protocol = _protocol(source, task, settings)
         finished = results.finished(protocol)
+        fitting = _fitting(presses, protocol, named)
         for sample in task.samples(source.tokenizer, settings.limit, settings.seed):
             sample_hash = content_hash(sample.model_dump(mode="json"))
             for prompt in prompts_of(source.tokenizer, sample, protocol.question, task.chat_template):
                 cells = [
                     cell
-                    for cell in _cells(prompt, presses, identities, settings.budgets, protocol.hash, sample_hash)
+                    for cell in _cells(prompt, fitting, identities, settings.budgets, protocol.hash, sample_hash)
                     if cell.key not in planned
                 ]
                 planned.update(cell.key for cell in cells)
@@ -173,6 +182,7 @@ def run_plan(
 
 
 def _protocol(source: ModelSource, task: Task, settings: Settings) -> Protocol:
+    schedule = settings.schedule or task.schedule
     return Protocol(
         model=source.name,
         weights=source.weights,
@@ -182,6 +192,8 @@ def _protocol(source: ModelSource, task: Task, settings: Settings) -> Protocol:
         subtasks=tuple(task.subtasks),
         metric=task.metric,
         binary=task.binary,
+        schedule=schedule,
+        chunk=settings.chunk if schedule == "chunked" else None,
         question=settings.question or task.question,
         protect_first=settings.protected.first,
         protect_last=settings.protected.last,
@@ -190,6 +202,25 @@ def _protocol(source: ModelSource, task: Task, settings: Settings) -> Protocol:
         device=settings.device.partition(":")[0],
         seed=settings.seed,
     )
+
+
+def _fitting(presses: dict[str, Press], protocol: Protocol, named: Collection[str]) -> dict[str, Press]:
+    """Return the presses that run under a protocol's schedule.
+
+    In chunks the future is not known, and the full cache, which grows with the context, runs only if named.
+    """
+    if protocol.schedule != "chunked":
+        return presses
+    foreseeing = [label for label, press in presses.items() if Reads.FUTURE in press.reads]
+    for label in foreseeing:
+        if label in named:
+            raise UsageError(
+                f"press {label} reads the future, which chunked prefill does not know: "
+                f"leave it out of {protocol.task}, or run that with --schedule after-prefill"
+            )
+    return {
+        label: press for label, press in presses.items() if label not in foreseeing and (press.evicts or label in named)
+    }
 
 
 def _cells(
@@ -216,14 +247,14 @@ def _run_item(item: WorkItem, plan: Plan, model: Model) -> Outcome:
         raise KvbenchError(
             f"prompt and answer need {longest} positions, more than the {model.window} that {model.facts.name} knows"
         )
-    return run_prompt(
-        model,
-        item.prompt,
-        [item.sample.questions[number] for number in item.prompt.questions],
-        plan.presses,
-        {cell.variant for cell in item.cells},
-        Protect(item.protocol.protect_first, item.protocol.protect_last),
-        sample_seed(item.protocol.seed, item.sample.id),
+    questions = [item.sample.questions[number] for number in item.prompt.questions]
+    variants = {cell.variant for cell in item.cells}
+    protected = Protect(item.protocol.protect_first, item.protocol.protect_last)
+    seed = sample_seed(item.protocol.seed, item.sample.id)
+    if item.protocol.chunk is None:
+        return run_prompt(model, item.prompt, questions, plan.presses, variants, protected, seed)
+    return run_prompt_in_chunks(
+        model, item.prompt, questions, plan.presses, variants, protected, seed, item.protocol.chunk
     )
 
 
@@ -246,6 +277,7 @@ def _records(item: WorkItem, plan: Plan, outcome: Outcome, environment: str) -> 
                 "kept_min": kept.least,
                 "kept_max": kept.most,
                 "kept_bytes": kept.bytes,
+                "peak_entries": outcome.peaks[cell.variant],
                 "prefill_seconds": round(outcome.timings.prefill, 4),
                 "ranking_seconds": round(outcome.timings.ranking.get(cell.press, 0.0), 4),
                 "answering_seconds": round(outcome.timings.answering, 4),

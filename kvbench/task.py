@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from kvbench.records import Schedule
 from kvbench.sources import Sources
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class Task(ABC):
     """Raised when samples or scores change, so that old results are not mixed with new ones."""
     metric: ClassVar[str]
     """The score's name, as an axis label."""
+    schedule: Schedule = "after-prefill"
+    """When the cache is compressed unless the user says otherwise."""
     question: ClassVar[QuestionPlacement] = "inside"
     """Where the question sits unless the user says otherwise."""
     chat_template: ClassVar[bool] = True

@@ -35,11 +35,13 @@ class Outcome:
     Attributes:
         answers: Per variant the answers to the prompt's questions, in their order.
         kept: Per variant what was left of the cache, measured.
+        peaks: Per variant the most entries per KV head that a layer held at any time.
         failures: Per press that failed, why.
         timings: Where the time went.
     """
 
     answers: dict[Variant, list[Answer]]
     kept: dict[Variant, Kept]
+    peaks: dict[Variant, int]
     failures: dict[str, str]
     timings: Timings

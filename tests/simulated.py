@@ -36,6 +36,8 @@ def make_protocol(**changes: Any) -> Protocol:
         "data": "4567",
         "metric": "recall",
         "binary": False,
+        "schedule": "after-prefill",
+        "chunk": None,
         "question": "inside",
         "protect_first": 4,
         "protect_last": 16,

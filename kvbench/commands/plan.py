@@ -71,7 +71,8 @@ def estimate(plan: Plan, source: ModelSource, settings: Settings) -> dict[str, A
 def cached_tokens(item: WorkItem) -> int:
     """Return the most tokens that are cached at once while an item runs, per KV head.
 
-    The whole context, the largest budget of each press, and every row's own tokens.
+    After prefill: the whole context, the largest budget of each press, and every row's own tokens. In chunks: every
+    variant's budget, a chunk for as many variants as a forward pass takes, and the same own tokens.
     """
     variants = {cell.variant for cell in item.cells}
     largest: Counter[str] = Counter()
@@ -79,7 +80,12 @@ def cached_tokens(item: WorkItem) -> int:
         if variant.press is not None:
             largest[variant.press] = max(largest[variant.press], variant.budget)
     n = len(item.prompt.context)
-    return n + sum(largest.values()) + len(variants) * (item.prompt.longest(item.sample) - n)
+    own = len(variants) * (item.prompt.longest(item.sample) - n)
+    if item.protocol.chunk is None:
+        return n + sum(largest.values()) + own
+    from kvbench.answering import TOKENS_PER_PASS
+
+    return sum(variant.budget for variant in variants) + min(TOKENS_PER_PASS, len(variants) * item.protocol.chunk) + own
 
 
 def _new_tokens(item: WorkItem) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, TypeVar, get_args
 
 import typer
 from rich.console import Console
@@ -32,7 +32,7 @@ from kvbench.budgets import parse_budgets
 from kvbench.commands.plan import print_plan
 from kvbench.errors import KvbenchError, UsageError, unknown
 from kvbench.press import Press
-from kvbench.records import FULL
+from kvbench.records import FULL, Schedule
 from kvbench.registry import PRESSES, make_press, make_tasks, press_label, registered
 from kvbench.sources import parse_sources
 from kvbench.task import QuestionPlacement
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from kvbench.sweep import Finished, Plan
 
 ALL = "all"
+_Choice = TypeVar("_Choice", bound=str)
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Request:
     limit: int | None
     results: Path
     question: str | None
+    schedule: str | None
+    chunk: int
     protect: str
     seed: int
     dtype: str | None
@@ -71,7 +74,8 @@ def run_command(request: Request, dry_run: bool, as_json: bool, out: Console, er
         KvbenchError: Some cells failed.
     """
     budgets = parse_budgets(request.budgets)
-    question = _question(request.question)
+    question = _choice("question placement", request.question, get_args(QuestionPlacement))
+    schedule = _choice("schedule", request.schedule, get_args(Schedule))
     first, last = parse_protect(request.protect)
     requested = parse_presses(request.presses)
     tasks = make_tasks(_entries(request.tasks, "tasks"), parse_sources(request.data))
@@ -88,15 +92,24 @@ def run_command(request: Request, dry_run: bool, as_json: bool, out: Console, er
     device = choose_device(request.device)
     dtype = choose_dtype(request.dtype, device)
     settings = Settings(
-        budgets, request.limit, question, Protect(first, last), request.seed, dtype, device, request.attention
+        budgets=budgets,
+        limit=request.limit,
+        question=question,
+        schedule=schedule,
+        chunk=request.chunk,
+        protected=Protect(first, last),
+        seed=request.seed,
+        dtype=dtype,
+        device=device,
+        attention=request.attention,
     )
     folder = ResultsFolder(request.results)
     if not dry_run:
         with folder.writer():  # refuse an unusable folder before anything is computed
             pass
     source = find(request.model, weights=not dry_run)
-    presses = ready_presses(requested, source.facts, err)
-    plan = make_plan(source, presses, tasks, settings, folder)
+    presses, named = ready_presses(requested, source.facts, err)
+    plan = make_plan(source, presses, tasks, settings, folder, named)
     if dry_run:
         print_plan(plan, source, settings, as_json, out)
         return
@@ -146,22 +159,30 @@ def parse_presses(texts: Sequence[str]) -> list[RequestedPress]:
     return requested
 
 
-def ready_presses(requested: Sequence[RequestedPress], facts: ModelFacts, err: Console) -> dict[str, Press]:
-    """Make the presses ready for a model, by label; the full cache, the reference of every curve, comes first.
+def ready_presses(
+    requested: Sequence[RequestedPress], facts: ModelFacts, err: Console
+) -> tuple[dict[str, Press], set[str]]:
+    """Make the presses ready for a model; the full cache, the reference of every curve, comes first.
+
+    Returns:
+        The presses by label, and the labels of those that were asked for by name.
 
     Raises:
         UsageError: A press asked for by name does not exist or cannot run on this model.
     """
     presses: dict[str, Press] = {}
-    for wanted in (RequestedPress(FULL, named=True), *requested):
+    named: set[str] = set()
+    for wanted in (RequestedPress(FULL, named=False), *requested):
         try:
             press = make_press(wanted.spec)
-            presses[press_label(wanted.spec.partition(":")[0], press)] = press.for_model(facts)
+            label = press_label(wanted.spec.partition(":")[0], press)
+            presses[label] = press.for_model(facts)
+            named.update([label] if wanted.named else [])
         except UsageError as error:
             if wanted.named:
                 raise
             err.print(f"[yellow]without {wanted.spec}:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-    return presses
+    return presses, named
 
 
 def parse_protect(text: str) -> tuple[int, int]:
@@ -176,13 +197,14 @@ def parse_protect(text: str) -> tuple[int, int]:
     return int(first), int(last)
 
 
-def _question(text: str | None) -> QuestionPlacement | None:
-    for placement in get_args(QuestionPlacement):
-        if text == placement:
-            return text  # type: ignore[return-value]
+def _choice(what: str, text: str | None, allowed: tuple[_Choice, ...]) -> _Choice | None:
+    """Return the allowed value that was typed; none if nothing was."""
     if text is None:
         return None
-    raise unknown("question placement", text, get_args(QuestionPlacement))
+    for value in allowed:
+        if value == text:
+            return value
+    raise unknown(what, text, allowed)
 
 
 def _entries(texts: Sequence[str], what: str) -> list[str]:

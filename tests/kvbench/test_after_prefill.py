@@ -14,32 +14,22 @@ from kvbench.models import Model, facts_of
 from kvbench.press import LayerCache, Press, Reads, ScorePress
 from kvbench.prompts import Prompt
 from kvbench.ranking import Protect, protect
-from kvbench.registry import make_press
-from kvbench.task import Question
 from kvbench.variants import Outcome, Variant
 from tiny_models import CONFIGS, tiny_model, tiny_network
-
-N = 60
-FED = 5
-NEW = 12
-BUDGETS = (1, 3, 7, 20, 41, 59)
-PRESSES = ("random", "streaming_llm", "k_norm", "keydiff", "snapkv:window=8", "tova", "h2o", "keyformer", "lagkv:lag=8")
-FAMILIES = sorted(CONFIGS)
-UNPROTECTED = Protect(0, 0)
-
-
-def presses(*specs: str) -> dict[str, Press]:
-    return {spec: make_press(spec) for spec in specs}
-
-
-def random_prompt(seed: int = 0, n: int = N, fed: tuple[int, ...] = (FED,)) -> Prompt:
-    generator = torch.Generator().manual_seed(seed)
-    context, *questions = (torch.randint(3, 250, (length,), generator=generator) for length in (n, *fed))
-    return Prompt(context, tuple(questions), tuple(range(len(questions))))
-
-
-def question(new: int = NEW, stop: tuple[str, ...] = ()) -> Question:
-    return Question(text="", targets=(), max_new_tokens=new, stop=stop)
+from tiny_runs import (
+    FAMILIES,
+    FED,
+    NEW,
+    PRESSES,
+    UNPROTECTED,
+    N,
+    Remembered,
+    grid,
+    presses,
+    question,
+    random_prompt,
+    tokens,
+)
 
 
 def run(
@@ -52,14 +42,6 @@ def run(
 ) -> Outcome:
     prompt = prompt or random_prompt()
     return run_prompt(model, prompt, [question(new)] * len(prompt.fed), ready, variants, protected, seed=3)
-
-
-def tokens(outcome: Outcome, variant: Variant) -> tuple[int, ...]:
-    return outcome.answers[variant][0].tokens
-
-
-def grid(labels: Collection[str], budgets: Collection[int] = BUDGETS) -> list[Variant]:
-    return [Variant(label, budget) for label in labels for budget in budgets]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -85,19 +67,6 @@ def test_the_full_cache_answers_what_transformers_generates(family: str, attenti
     full = Variant(None, N)
     answered = run(tiny_model(family, attention=attention), {}, [full])
     assert tokens(answered, full) == tuple(generated[0, N + FED :].tolist())
-
-
-class Remembered(Press):
-    """The order of `random`, kept for the reference."""
-
-    paper: ClassVar[str] = ""
-    reads: ClassVar[frozenset[Reads]] = frozenset({Reads.POSITIONS})
-    rankings: ClassVar[dict[int, Tensor]] = {}
-
-    def sort(self, layer: LayerCache) -> Tensor:
-        ranking = make_press("random").sort(layer)
-        self.rankings[layer.index] = ranking
-        return ranking
 
 
 def masked_forward(network: Any, sequence: Tensor, kept: Mapping[int, Tensor]) -> Tensor:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from simulated import PRESSES, make_protocol, make_record, simulate
 
 from kvbench.errors import UsageError
 from kvbench.plot_style import looks_of
@@ -18,6 +17,7 @@ from kvbench.plots import draw, plot_results
 from kvbench.records import FULL
 from kvbench.statistics import Budget, Cell, Curve, Estimate, Summary, summarise
 from kvbench.store import Results, ResultsFolder, file_stem, load
+from simulated import PRESSES, make_protocol, make_record, simulate
 
 FORMATS = ("png", "svg", "pdf")
 MAGIC = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}

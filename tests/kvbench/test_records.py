@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from simulated import make_environment, make_protocol, make_record
 
 from kvbench.records import Protocol, Record, content_hash
+from simulated import make_environment, make_protocol, make_record
 
 OTHER = {"question": "after", "binary": True}
 

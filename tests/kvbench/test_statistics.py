@@ -8,10 +8,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
-from simulated import make_record
 
 from kvbench.records import FULL, Record
 from kvbench.statistics import Estimate, mean_interval, normalised_auc, summarise
+from simulated import make_record
 
 Sampled = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from simulated import make_environment, make_protocol, make_record, simulate
 
 from kvbench import record_table
 from kvbench.errors import UsageError
 from kvbench.record_table import TEXTS, read_records
 from kvbench.records import Protocol, Record
 from kvbench.store import ResultsFolder, file_stem, load
+from simulated import make_environment, make_protocol, make_record, simulate
 
 TESTS = Path(__file__).resolve().parents[1]
 

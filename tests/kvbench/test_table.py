@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
-from simulated import PRESSES, make_protocol, make_record, simulate
 
 from kvbench.errors import UsageError
 from kvbench.records import FULL, Record
 from kvbench.statistics import summarise
 from kvbench.store import Results, ResultsFolder, load
 from kvbench.table import Table, make_tables, show, to_csv, to_json, to_markdown
+from simulated import PRESSES, make_protocol, make_record, simulate
 
 
 def tables_of(*records: Record) -> list[Table]:
