@@ -178,12 +178,15 @@ def plot(
 @app.command()
 def check(
     press: Annotated[str, typer.Argument(help="A press, with parameters if wanted.")],
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Use this model's shape; learned presses need it.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Verify a press against the contract of sort(), and time it."""
     from kvbench.commands.check import check_command
 
-    check_command(press, as_json, out)
+    check_command(press, model, as_json, out)
 
 
 @app.command()

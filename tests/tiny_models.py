@@ -1,10 +1,13 @@
 """Tiny random models of each family that kvbench is tested on, built from a config, with a tokenizer of their own."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor, nn
 from transformers import (
+    AttentionInterface,
     AutoModelForCausalLM,
     Gemma3TextConfig,
     LlamaConfig,
@@ -79,3 +82,44 @@ def tiny_model(family: str, dtype: torch.dtype = torch.float64, attention: str =
     """Make a tiny model of a family, a key of `CONFIGS`."""
     network = tiny_network(CONFIGS[family], dtype, seed)
     return Model(network, tiny_tokenizer(), facts_of(network.config, family, "random"), attention)
+
+
+def masked_forward(network: Any, sequence: Tensor, visible: Tensor | Mapping[int, Tensor]) -> Tensor:
+    """Run a plain forward pass under masks: the reference for what eviction must amount to.
+
+    Args:
+        network: A tiny network.
+        sequence: int64 `[length]`.
+        visible: Which token sees which, `[length, length]` for all full-attention layers or per layer
+            `[kv_heads, length, length]`; sliding-window layers keep their own.
+
+    Returns:
+        The logits, `[length, vocabulary]`.
+    """
+    length = len(sequence)
+    distance = torch.arange(length).unsqueeze(1) - torch.arange(length)
+
+    def attention(
+        module: nn.Module,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        _: Tensor | None,
+        scaling: float,
+        sliding_window: int | None = None,
+        **__: Any,
+    ) -> tuple[Tensor, None]:
+        group = q.shape[1] // k.shape[1]
+        if sliding_window:
+            seen = ((distance >= 0) & (distance < sliding_window)).expand(k.shape[1], -1, -1)
+        else:
+            seen = visible.expand(k.shape[1], -1, -1) if isinstance(visible, Tensor) else visible[module.layer_idx]
+        k, v, seen = (t.repeat_interleave(group, dim=-3) for t in (k, v, seen))
+        weights = (q @ k.transpose(-1, -2) * scaling).masked_fill(~seen, -torch.inf).softmax(-1)
+        return (weights @ v).transpose(1, 2), None
+
+    AttentionInterface.register("masked_reference", attention)
+    network.set_attn_implementation("masked_reference")
+    with torch.inference_mode():
+        logits: Tensor = network(sequence.unsqueeze(0), use_cache=False).logits[0]
+    return logits

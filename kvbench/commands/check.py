@@ -12,17 +12,26 @@ from rich.table import Table
 
 from kvbench.check import check_press
 from kvbench.errors import KvbenchError
+from kvbench.models import find
 from kvbench.registry import make_press
 
 
-def check_command(spec: str, as_json: bool, out: Console) -> None:
+def check_command(spec: str, model: str | None, as_json: bool, out: Console) -> None:
     """Check the press that `spec` names and print what held, with its time per layer.
 
+    Args:
+        spec: `name` or `name:field=value,…`.
+        model: The model whose layers' shape is used, and that a learned press is made ready for.
+        as_json: Print JSON.
+        out: Where to print.
+
     Raises:
-        UsageError: There is no such press.
+        UsageError: There is no such press or model, or the press cannot run on it.
         KvbenchError: It breaks the contract.
     """
-    report = check_press(make_press(spec))
+    press = make_press(spec)
+    facts = find(model, weights=False).facts if model else None
+    report = check_press(press, facts)
     if as_json:
         typer.echo(json.dumps({**asdict(report), "passed": report.passed}, indent=2))
     else:

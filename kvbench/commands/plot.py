@@ -19,7 +19,7 @@ def plot_command(results: Path, figures: Path, formats: str, out: Console) -> No
     Raises:
         UsageError: It is no results folder, or there is no such format.
     """
-    wanted = [piece.strip() for piece in formats.split(",") if piece.strip()]
+    wanted = [piece.strip() for piece in formats.split(",")]
     for figure in plot_results(load(results), figures, wanted, reads_attention):
         out.print(str(figure), highlight=False, soft_wrap=True)
 

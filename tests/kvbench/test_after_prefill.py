@@ -1,12 +1,11 @@
 """The batch of variants against independent references: plain transformers, masks, and each variant alone."""
 
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface
+from torch import Tensor
 
 from kvbench.after_prefill import run_prompt
 from kvbench.errors import KvbenchError
@@ -15,7 +14,7 @@ from kvbench.press import LayerCache, Press, Reads, ScorePress
 from kvbench.prompts import Prompt
 from kvbench.ranking import Protect, protect
 from kvbench.variants import Outcome, Variant
-from tiny_models import CONFIGS, tiny_model, tiny_network
+from tiny_models import CONFIGS, masked_forward, tiny_model, tiny_network
 from tiny_runs import (
     FAMILIES,
     FED,
@@ -69,51 +68,19 @@ def test_the_full_cache_answers_what_transformers_generates(family: str, attenti
     assert tokens(answered, full) == tuple(generated[0, N + FED :].tolist())
 
 
-def masked_forward(network: Any, sequence: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
-    """Return the logits of a plain forward pass in which new tokens see only the kept context, per layer and head."""
-    length = sequence.shape[-1]
-    query, key = torch.arange(length).unsqueeze(1), torch.arange(length)
-
-    def attention(
-        module: nn.Module,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        _: Tensor | None,
-        scaling: float,
-        sliding_window: int | None = None,
-        **__: Any,
-    ) -> tuple[Tensor, None]:
-        heads = q.shape[1]
-        visible = (key <= query).expand(heads, length, length).clone()
-        if sliding_window:
-            visible &= query - key < sliding_window
-        else:
-            per_head = kept[module.layer_idx].repeat_interleave(heads // k.shape[1], dim=0)  # [heads, N]
-            visible[:, N:, :N] &= per_head.unsqueeze(1)
-        k, v = (tensor.repeat_interleave(heads // k.shape[1], dim=1) for tensor in (k, v))
-        weights = (q @ k.transpose(-1, -2) * scaling).masked_fill(~visible, -torch.inf).softmax(-1)
-        return (weights @ v).transpose(1, 2), None
-
-    AttentionInterface.register("masked_reference", attention)
-    network.set_attn_implementation("masked_reference")
-    with torch.inference_mode():
-        logits: Tensor = network(sequence.unsqueeze(0), use_cache=False).logits[0]
-    return logits
-
-
 @pytest.mark.parametrize("budget", [1, 7, 41])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_compressed_cache_answers_as_if_evicted_tokens_were_masked(family: str, budget: int) -> None:
     prompt = random_prompt()
     variant = Variant("remembered", budget)
     answered = tokens(run(tiny_model(family), {"remembered": Remembered()}, [variant, *grid(["remembered"])]), variant)
-    kept = {
-        layer: torch.zeros(ranking.shape[1], N, dtype=torch.bool).scatter_(-1, ranking[0, :, :budget], True)
-        for layer, ranking in Remembered.rankings.items()
-    }
     sequence = torch.cat([prompt.context, prompt.fed[0], torch.tensor(answered[:-1], dtype=torch.int64)])
-    logits = masked_forward(tiny_network(CONFIGS[family]), sequence, kept)
+    visible = {}
+    for layer, ranking in Remembered.rankings.items():
+        kept = torch.zeros(ranking.shape[1], N, dtype=torch.bool).scatter_(-1, ranking[0, :, :budget], True)
+        visible[layer] = torch.ones(len(kept), len(sequence), len(sequence), dtype=torch.bool).tril()
+        visible[layer][:, N:, :N] &= kept.unsqueeze(1)  # the new tokens see only what each KV head kept
+    logits = masked_forward(tiny_network(CONFIGS[family]), sequence, visible)
     assert answered == tuple(logits[N + FED - 1 :].argmax(-1).tolist())
 
 

@@ -17,9 +17,10 @@ from kvbench.prompts import Prompt
 from kvbench.ranking import Protect, protect
 from kvbench.registry import make_press
 from kvbench.variants import Outcome, Variant
-from tiny_models import tiny_model
+from tiny_models import CONFIGS, masked_forward, tiny_model, tiny_network
 from tiny_runs import (
     FAMILIES,
+    FED,
     PRESSES,
     UNPROTECTED,
     N,
@@ -109,6 +110,28 @@ def test_entries_stay_within_budget_and_one_chunk(n: int, budget: int, chunk: in
         kept = outcome.kept[variant]
         assert (kept.least, kept.most) == (min(budget, n), min(budget, n))
         assert kept.most <= outcome.peaks[variant] <= budget + chunk
+
+
+@pytest.mark.parametrize(("budget", "chunk"), [(6, 20), (17, 16), (30, 7)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_chunk_sees_what_was_kept_before_it_and_itself(family: str, budget: int, chunk: int) -> None:
+    """A plain forward pass under the mask that StreamingLLM's evictions make, the same in every head."""
+    prompt = random_prompt()
+    variant = Variant("streaming_llm:sinks=2", budget)
+    answered = tokens(run(tiny_model(family), presses("streaming_llm:sinks=2"), [variant], chunk), variant)
+    length = N + FED + len(answered) - 1
+    visible = torch.ones(length, length, dtype=torch.bool).tril()
+    kept: list[int] = []
+    for start in range(0, N, chunk):
+        stop = min(start + chunk, N)
+        evicted = [token for token in range(start) if token not in kept]
+        visible[start:, evicted] = False
+        held = [*kept, *range(start, stop)]
+        kept = held if len(held) <= budget else sorted({*held[:2], *held[2 - budget :]})
+    visible[N:, [token for token in range(N) if token not in kept]] = False
+    sequence = torch.cat([prompt.context, prompt.fed[0], torch.tensor(answered[:-1], dtype=torch.int64)])
+    logits = masked_forward(tiny_network(CONFIGS[family]), sequence, visible)
+    assert answered == tuple(logits[N + FED - 1 :].argmax(-1).tolist())
 
 
 class FirstLayer(Press):
