@@ -1,7 +1,7 @@
 """RULER (Hsieh et al., "RULER: What's the Real Context Size of Your Long-Context Language Models?", arXiv 2404.06654).
 
 Its samples are drawn for the tokenizer and the length asked for. They are, byte for byte, those that the official
-generator writes for the same tokenizer, length and seed.
+generator writes for the same tokenizer, length, seed and source data.
 """
 
 from __future__ import annotations
@@ -11,53 +11,63 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from kvbench.errors import UsageError, unknown
 from kvbench.sources import Sources
 from kvbench.task import Question, Sample, Task
 
-from .common_words import CommonWords
+from .data import ESSAYS, HOTPOTQA, NLTK, SQUAD, Data
 from .fitting import DoesNotFitError, shortest_length
-from .frequent_words import FrequentWords
-from .niah import IDENTIFIER, NUMBER, WORD, Niah, distractors, noise
+from .scoring import any_contained, share_contained
 from .subtask import Prompt, Subtask, TokenCount
+from .subtasks import CORPUS_OF, SUBTASKS
 from .token_counts import TokenCounter, remembered
-from .variable_tracking import VariableTracking
-from .words import word_list_fingerprint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SUBTASKS: dict[str, Subtask] = {
-    "niah_single_1": Niah(noise(), key=WORD, value=NUMBER),
-    "niah_multikey_2": Niah(distractors(WORD, NUMBER), key=WORD, value=NUMBER),
-    "niah_multikey_3": Niah(distractors(IDENTIFIER, IDENTIFIER), key=IDENTIFIER, value=IDENTIFIER),
-    "vt": VariableTracking(),
-    "cwe": CommonWords(),
-    "fwe": FrequentWords(),
-}
 DEFAULT_SAMPLES = 500
 PUBLISHED_LENGTHS = [4096, 8192, 16384, 32768, 65536, 131072]
+PROSE = "-prose"
+"""Ends the name where the haystack is kvbench's own prose: another task than RULER's own."""
 
 
 class Ruler(Task):
-    """RULER at any length: needles, variable tracking, common and frequent words."""
+    """RULER at any length: needles, variable tracking, common and frequent words, question answering.
+
+    Its essays are not on the hub and have to be given: `--data essays=PATH`, a folder of .txt files or the official
+    PaulGrahamEssays.json. Without them a text of kvbench's own is the haystack, and the task is another one,
+    `ruler-4k-prose` instead of `ruler-4k`.
+
+    SQuAD (`squad`) and HotpotQA (`hotpotqa`) come from the hub or its cache unless their published files are given,
+    and nltk's punkt_tab (`nltk`, a folder nltk_data) from where nltk finds or downloads it.
+    """
 
     metric: ClassVar[str] = "fraction of targets contained"
+    sources: ClassVar[tuple[str, ...]] = (ESSAYS, NLTK, SQUAD, HOTPOTQA)
 
-    def __init__(self, length: int, asked: Sequence[str] = tuple(SUBTASKS)) -> None:
+    def __init__(
+        self, length: int, subset: Sequence[str] | None = None, sources: Sources | None = None, own_prose: bool = False
+    ) -> None:
+        """Make the task, of all subtasks for which there is data unless a subset is asked for."""
         self.length = length
-        self.asked = tuple(asked)
+        self._subset = subset
+        self._data = Data(sources or {}, own_prose)
 
     @classmethod
-    def create(cls, variant: str | None, subset: str | None, sources: Sources) -> Self:  # noqa: ARG003
-        """Make the task of a length (`4k`, `2048`), with all subtasks or those named, joined by "+"."""
-        names = subset.split("+") if subset else list(SUBTASKS)
-        for name in names:
+    def create(cls, variant: str | None, subset: str | None, sources: Sources) -> Self:
+        """Make the task of a length (`4k`, `2048`), with all subtasks or those named, joined by "+".
+
+        A length that ends in "-prose" leaves the essays for kvbench's own prose.
+        """
+        names = subset.split("+") if subset else None
+        for name in names or ():
             if name not in SUBTASKS:
                 raise unknown("subtask of ruler", name, SUBTASKS)
-        return cls(_parsed(variant), [name for name in SUBTASKS if name in names])
+        length = (variant or "").removesuffix(PROSE)
+        return cls(_parsed(length or None), names, sources, own_prose=length != (variant or ""))
 
     @classmethod
     def spellings(cls) -> Sequence[str]:
@@ -66,50 +76,92 @@ class Ruler(Task):
 
     @property
     def name(self) -> str:
-        """The length's shortest spelling: `ruler-4k`, never `ruler-4096`."""
-        return _spelled(self.length)
+        """The length's shortest spelling: `ruler-4k`, never `ruler-4096`; and whether it is of RULER's own essays."""
+        return _spelled(self.length) + (PROSE if self._data.is_own_prose else "")
 
     @property
     def subtasks(self) -> Sequence[str]:
-        """All of RULER's."""
+        """All thirteen."""
         return tuple(SUBTASKS)
 
     @property
     def data(self) -> str:
-        """A fingerprint of the word lists."""
-        return f"wonderwords:{word_list_fingerprint()}"
+        """Fingerprints of all sources, the same whichever subtasks are asked for."""
+        return self._data.fingerprint
+
+    def remarks(self) -> Sequence[str]:
+        """Say what stands in for the essays, and which subtasks are missing.
+
+        Raises:
+            UsageError: A subtask asked for by name has no data.
+        """
+        drawn = self._drawn
+        remarks = []
+        if why := self._data.why_own_prose:
+            remarks.append(f"{why}: a text of kvbench's own is the haystack, which makes the task {self.name}")
+        for name, corpus in CORPUS_OF.items():
+            if self._subset is None and name not in drawn:
+                remarks.append(f"{self.name} goes without {name}: {self._data.lacks(corpus)}")
+        return remarks
 
     def samples(self, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int) -> Sequence[Sample]:
         """Draw the samples: the first of every subtask, then the second, and so on.
 
         Raises:
-            UsageError: The length is too short, or too long, for one of the subtasks.
+            UsageError: The length is too short, or too long, for one of the subtasks; or one asked for has no data.
         """
         rounds = DEFAULT_SAMPLES if limit is None else limit
         counter = TokenCounter(tokenizer)
         drawn: list[Sample] = []
         with ExitStack() as caches, ThreadPoolExecutor(os.cpu_count()) as pool:
-            sources = []
-            for name in self.asked:
+            sources = {}
+            for name, subtask in self._drawn.items():
                 count = caches.enter_context(remembered(counter, f"{name}-{self.length}-seed{seed}"))
-                sources.append(SUBTASKS[name].prompts(self.length, seed, count))
+                sources[name] = subtask.prompts(self.length, seed, count)
             try:
                 for number in range(rounds):
-                    prompts = pool.map(lambda source: next(source), sources)
-                    drawn += [_sample(name, number, prompt) for name, prompt in zip(self.asked, prompts, strict=True)]
+                    prompts = pool.map(lambda source: next(source, None), sources.values())
+                    drawn += [
+                        self._sample(name, number, prompt)
+                        for name, prompt in zip(sources, prompts, strict=True)
+                        if prompt is not None
+                    ]
             except DoesNotFitError:
-                raise self._too_short(seed, counter) from None
+                raise self._too_short(rounds, seed, counter) from None
         return tuple(drawn)
 
     def score(self, prediction: str, question: Question, subtask: str) -> float:
-        """Return the fraction of the targets that the prediction contains."""
-        return SUBTASKS[subtask].score(prediction, question.targets)
+        """Return the fraction of the targets that the prediction contains; of a question's answers, any will do."""
+        score = any_contained if subtask in CORPUS_OF else share_contained
+        return score(prediction, question.targets)
 
-    def _too_short(self, seed: int, count: TokenCount) -> UsageError:
-        shortest = {name: shortest_length(SUBTASKS[name], self.length, seed, count) for name in self.asked}
+    @cached_property
+    def _drawn(self) -> dict[str, Subtask]:
+        """The subtasks that samples are drawn of."""
+        wanted = self._subset or [
+            name for name in SUBTASKS if name not in CORPUS_OF or self._data.find(CORPUS_OF[name])
+        ]
+        return {name: make(self._data) for name, make in SUBTASKS.items() if name in wanted}
+
+    def _sample(self, subtask: str, number: int, prompt: Prompt) -> Sample:
+        name = f"{subtask}/{number}"
+        question = Question(
+            text=prompt.question,
+            answer_prefix=prompt.answer_prefix,
+            targets=prompt.answers,
+            max_new_tokens=self._drawn[subtask].max_new_tokens,
+        )
+        return Sample(
+            id=name, subtask=subtask, context=prompt.context, questions=(question,), source=prompt.source or name
+        )
+
+    def _too_short(self, rounds: int, seed: int, count: TokenCount) -> UsageError:
+        shortest = {
+            name: shortest_length(subtask, self.length, rounds, seed, count) for name, subtask in self._drawn.items()
+        }
         needs = [f"{name} needs {length} tokens" for name, length in shortest.items() if length > self.length]
         return UsageError(
-            f"{self.name} is too short for this tokenizer: {', '.join(needs)}; "
+            f"{_spelled(self.length)} is too short for this tokenizer: {', '.join(needs)}; "
             f"the shortest length that fits is {_spelled(max(shortest.values()))}"
         )
 
@@ -134,14 +186,3 @@ def _parsed(variant: str | None) -> int:
             f"ruler-{variant}: '{variant}' is no length, write ruler-4k for 4 × 1024 tokens, or ruler-2000 for 2000"
         )
     return int(match[1]) * (1024 if match[2] else 1)
-
-
-def _sample(subtask: str, number: int, prompt: Prompt) -> Sample:
-    name = f"{subtask}/{number}"
-    question = Question(
-        text=prompt.question,
-        answer_prefix=prompt.answer_prefix,
-        targets=prompt.answers,
-        max_new_tokens=SUBTASKS[subtask].max_new_tokens,
-    )
-    return Sample(id=name, subtask=subtask, context=prompt.context, questions=(question,), source=name)

@@ -78,8 +78,10 @@ class CommonWords(Subtask):
         tokens_per_word = count(draw(PROBE).text) / PROBE
         upper = max(int(length // tokens_per_word) * 2, 2 * STEP)
         size = fitted_size(draw, room, step=STEP, upper=upper)
+        # The last size on the way down that has all common words: the official lists go on without some of them.
+        smallest = COMMON + (size - COMMON) % STEP
         while True:
-            yield draw_fitting(draw, room, size=size, step=STEP, smallest=COMMON)
+            yield draw_fitting(draw, room, size=size, step=STEP, smallest=smallest)
 
 
 def _draw(words: list[str], size: int, repeats: Repeats, random: Random, seed: int) -> Prompt:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 from kvbench.errors import UsageError
 
@@ -70,6 +71,8 @@ def fitted_size(draw: Draw, room: Room, *, step: int, upper: int) -> int:
 def draw_fitting(draw: Draw, room: Room, *, size: int, step: int, smallest: int = 1) -> Prompt:
     """Draw a prompt of `size` units, and again with `step` units less while it is too long.
 
+    Fewer than `smallest` cannot be drawn: there the official loop never ends, and ours tries the smallest itself.
+
     Raises:
         DoesNotFitError: The size cannot shrink further and the prompts are still too long.
     """
@@ -79,20 +82,21 @@ def draw_fitting(draw: Draw, room: Room, *, size: int, step: int, smallest: int 
         needed = room.needed(prompt)
         if needed <= room.length:
             return prompt
-        if size > step and size - step >= smallest:
-            size -= step
+        if size > max(step, smallest):
+            size = max(size - step, smallest)
         else:
             too_long.append(needed)
     # The longest decides: a length that only a lucky short draw fits would fail at a later prompt.
     raise DoesNotFitError(room.length, next_length=max(too_long))
 
 
-def shortest_length(subtask: Subtask, first: int, seed: int, count: TokenCount) -> int:
-    """Return the shortest length, from `first` on, into which prompts of the subtask fit."""
+def shortest_length(subtask: Subtask, first: int, prompts: int, seed: int, count: TokenCount) -> int:
+    """Return the shortest length, from `first` on, into which so many prompts of the subtask fit."""
     length = first
     while True:
         try:
-            next(subtask.prompts(length, seed, count))
+            for _ in islice(subtask.prompts(length, seed, count), prompts):
+                pass
         except DoesNotFitError as error:
             length = error.next_length
         else:

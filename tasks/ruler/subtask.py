@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
-
-from .scoring import share_contained
 
 TokenCount = Callable[[str], int]
 """Counts a text's tokens as `len(tokenizer.tokenize(text))` does."""
@@ -21,6 +19,8 @@ class Prompt:
     question: str
     answer_prefix: str
     answers: tuple[str, ...]
+    source: str | None = None
+    """The document it comes from, where others come from the same."""
 
     @property
     def text(self) -> str:
@@ -35,13 +35,9 @@ class Subtask(ABC):
 
     @abstractmethod
     def prompts(self, length: int, seed: int, count: TokenCount) -> Iterator[Prompt]:
-        """Draw prompts, without end, that with `max_new_tokens` to come take at most `length` tokens.
+        """Draw prompts, as many as there is data for, that with `max_new_tokens` to come take at most `length` tokens.
 
         Raises:
             DoesNotFitError: Not even the smallest haystack fits.
             UsageError: There is too little to draw from for such a length.
         """
-
-    def score(self, prediction: str, targets: Sequence[str]) -> float:
-        """Score an answer from 0 to 1."""
-        return share_contained(prediction, targets)

@@ -4,6 +4,7 @@ import json
 import random
 import re
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,33 @@ from kvbench.errors import UsageError
 from kvbench.registry import make_task
 from kvbench.task import Sample
 
-SUBTASKS = ["niah_single_1", "niah_multikey_2", "niah_multikey_3", "vt", "cwe", "fwe"]
-NEW_TOKENS = {"niah_single_1": 128, "niah_multikey_2": 128, "niah_multikey_3": 128, "vt": 30, "cwe": 120, "fwe": 50}
+NEW_TOKENS = {
+    "niah_single_1": 128,
+    "niah_single_2": 128,
+    "niah_single_3": 128,
+    "niah_multikey_1": 128,
+    "niah_multikey_2": 128,
+    "niah_multikey_3": 128,
+    "niah_multivalue": 128,
+    "niah_multiquery": 128,
+    "vt": 30,
+    "cwe": 120,
+    "fwe": 50,
+    "qa_1": 32,
+    "qa_2": 32,
+}
+SUBTASKS = list(NEW_TOKENS)
+WITHOUT_DATA = SUBTASKS[:-2]
 
 
-def samples(spec: str, tokenizer: PreTrainedTokenizerBase, limit: int = 2, seed: int = 42) -> list[Sample]:
-    return list(make_task(spec).samples(tokenizer, limit, seed))
+def samples(
+    spec: str,
+    tokenizer: PreTrainedTokenizerBase,
+    limit: int = 2,
+    seed: int = 42,
+    sources: Mapping[str, Path] | None = None,
+) -> list[Sample]:
+    return list(make_task(spec, sources).samples(tokenizer, limit, seed))
 
 
 def whole_prompt(sample: Sample) -> str:
@@ -27,30 +49,47 @@ def whole_prompt(sample: Sample) -> str:
     return sample.context + question.text + question.answer_prefix
 
 
-@pytest.mark.parametrize("subtask", SUBTASKS)
 @pytest.mark.parametrize(("folder", "length", "seed"), [("4096_seed42", 4096, 42), ("2048_seed7", 2048, 7)])
 def test_writes_the_bytes_of_the_official_generator(
-    shared: Path, smollm2_tokenizer: PreTrainedTokenizerBase, folder: str, length: int, seed: int, subtask: str
+    shared: Path,
+    official: Mapping[str, Path],
+    smollm2_tokenizer: PreTrainedTokenizerBase,
+    folder: str,
+    length: int,
+    seed: int,
 ) -> None:
-    file = shared / "fixtures" / f"ruler_official_{folder}" / subtask / "validation.jsonl"
-    official = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    files = shared / "fixtures" / f"ruler_official_{folder}"
+    rows = {
+        name: [json.loads(line) for line in (files / name / "validation.jsonl").read_text("utf-8").splitlines()]
+        for name in SUBTASKS
+    }
+    limit = len(rows["vt"])
+    expected = [
+        (name, row["input"], row["outputs"], row["answer_prefix"])
+        for number in range(limit)
+        for name, row in ((name, rows[name][number]) for name in SUBTASKS)
+    ]
+    assert len(expected) in (52, 26)
 
-    drawn = samples(f"ruler-{length}:{subtask}", smollm2_tokenizer, limit=len(official), seed=seed)
+    task = make_task(f"ruler-{length}", official)
+    drawn = task.samples(smollm2_tokenizer, limit, seed)
 
+    assert task.name == f"ruler-{length // 1024}k"
+    assert task.remarks() == []
     assert [
-        {"input": sample.context + question.text, "outputs": list(question.targets), "prefix": question.answer_prefix}
+        (sample.subtask, sample.context + question.text, list(question.targets), question.answer_prefix)
         for sample in drawn
         for question in sample.questions
-    ] == [{"input": row["input"], "outputs": row["outputs"], "prefix": row["answer_prefix"]} for row in official]
+    ] == expected
 
 
-@pytest.mark.parametrize(("length", "seed"), [(900, 0), (2047, 1), (4095, 2), (4096, 3), (7001, 4)])
+@pytest.mark.parametrize(("length", "seed"), [(1200, 0), (2047, 1), (4095, 2), (4096, 3), (7001, 4)])
 def test_prompt_and_answer_fill_the_length_and_never_exceed_it(
     smollm2_tokenizer: PreTrainedTokenizerBase, length: int, seed: int
 ) -> None:
     drawn = samples(f"ruler-{length}", smollm2_tokenizer, limit=3, seed=seed)
 
-    assert len(drawn) == 3 * len(SUBTASKS)
+    assert len(drawn) == 3 * len(WITHOUT_DATA)
     for sample in drawn:
         assert sample.questions[0].max_new_tokens == NEW_TOKENS[sample.subtask]
         used = len(smollm2_tokenizer.tokenize(whole_prompt(sample))) + NEW_TOKENS[sample.subtask]
@@ -61,7 +100,7 @@ def test_the_samples_of_a_smaller_limit_come_first(smollm2_tokenizer: PreTrained
     few = samples("ruler-1k", smollm2_tokenizer, limit=2)
     many = samples("ruler-1k", smollm2_tokenizer, limit=5)
     assert many[: len(few)] == few
-    assert [sample.id for sample in few] == [f"{name}/{i}" for i in range(2) for name in SUBTASKS]
+    assert [sample.id for sample in few] == [f"{name}/{i}" for i in range(2) for name in WITHOUT_DATA]
 
 
 def test_a_subtask_draws_the_same_whatever_runs_beside_it(smollm2_tokenizer: PreTrainedTokenizerBase) -> None:
@@ -162,7 +201,7 @@ def test_a_hopeless_length_is_refused_and_not_tried_for_ever(
 ) -> None:
     with pytest.raises(UsageError, match=f"ruler-{length} is too short") as refusal:
         samples(f"ruler-{length}", smollm2_tokenizer)
-    assert re.findall(r"(\w+) needs", str(refusal.value)) == SUBTASKS
+    assert re.findall(r"(\w+) needs", str(refusal.value)) == WITHOUT_DATA
 
 
 def test_cwe_says_that_its_words_do_not_suffice(smollm2_tokenizer: PreTrainedTokenizerBase) -> None:
@@ -173,10 +212,10 @@ def test_cwe_says_that_its_words_do_not_suffice(smollm2_tokenizer: PreTrainedTok
 @pytest.mark.parametrize(
     ("spec", "name", "length"),
     [
-        ("ruler-4k", "ruler-4k", 4096),
-        ("ruler-4096:vt", "ruler-4k", 4096),
-        ("ruler-128K:vt", "ruler-128k", 131072),
-        ("ruler-2000", "ruler-2000", 2000),
+        ("ruler-4k-prose", "ruler-4k-prose", 4096),
+        ("ruler-4096-prose:vt", "ruler-4k-prose", 4096),
+        ("ruler-128K-prose:vt", "ruler-128k-prose", 131072),
+        ("ruler-2000-prose", "ruler-2000-prose", 2000),
     ],
 )
 def test_a_length_has_one_name(spec: str, name: str, length: int) -> None:
@@ -185,13 +224,13 @@ def test_a_length_has_one_name(spec: str, name: str, length: int) -> None:
     assert task.length == length
 
 
-def test_its_spellings_can_be_asked_for() -> None:
+def test_its_spellings_can_be_asked_for(official: Mapping[str, Path]) -> None:
     spellings = make_task("ruler-4k").spellings()
     assert "ruler-4k" in spellings
-    assert [make_task(spelling).name for spelling in spellings] == list(spellings)
+    assert [make_task(spelling, official).name for spelling in spellings] == list(spellings)
 
 
-@pytest.mark.parametrize("length", ["0", "0k", "-1", "4kk", "4.5k", "abc", "k", "04k"])
+@pytest.mark.parametrize("length", ["0", "0k", "-1", "4kk", "4.5k", "abc", "k", "04k", "4k-pros"])
 def test_what_is_no_length_is_refused(length: str) -> None:
     with pytest.raises(UsageError, match=f"'{re.escape(length)}' is no length, write ruler-4k"):
         make_task(f"ruler-{length}")
@@ -203,9 +242,15 @@ def test_no_length_is_refused() -> None:
 
 
 def test_an_unknown_subtask_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UsageError, match="'niah_single_l': did you mean 'niah_single_1'"):
-        make_task("ruler-4k:vt+niah_single_l")
+    with pytest.raises(UsageError, match="'niah_multivalues': did you mean 'niah_multivalue'"):
+        make_task("ruler-4k:vt+niah_multivalues")
+
+
+def test_all_thirteen_are_its_subtasks_whichever_are_asked_for(official: Mapping[str, Path]) -> None:
+    for spec in ("ruler-4k", "ruler-4k:vt", "ruler-4k:qa_1+vt"):
+        assert list(make_task(spec, official).subtasks) == SUBTASKS
+        assert make_task(spec, official).data == make_task("ruler-8k", official).data
 
 
 def test_the_word_lists_are_those_the_results_were_made_with() -> None:
-    assert make_task("ruler-4k").data == "wonderwords:edea9ae744bc0d55"
+    assert make_task("ruler-4k").data.startswith("wonderwords:edea9ae744bc0d55, ")

@@ -1,0 +1,259 @@
+"""RULER's source data: where it is looked for, and what stands in for the essays where they are not here."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import file_digest
+from pathlib import Path
+
+import nltk
+from huggingface_hub import constants
+from nltk.tokenize.punkt import PunktTokenizer
+
+from kvbench.errors import UsageError
+from kvbench.records import content_hash
+from kvbench.sources import Sources, from_hub
+
+from .essays import Text, own_prose
+from .question_answering import Corpus, read_hotpotqa, read_squad
+from .words import word_list_fingerprint
+
+ESSAYS, NLTK, SQUAD, HOTPOTQA = "essays", "nltk", "squad", "hotpotqa"
+
+
+@dataclass(frozen=True)
+class PublishedCorpus:
+    """A question answering set as it is published.
+
+    Attributes:
+        title: Its name.
+        file: What the published file is called.
+        repository: The dataset on the hub that holds it too.
+        pattern: The hub's file.
+        read: Reads either file.
+    """
+
+    title: str
+    file: str
+    repository: str
+    pattern: str
+    read: Callable[[Path], Corpus]
+
+
+CORPORA = {
+    SQUAD: PublishedCorpus(
+        "SQuAD 2.0", "dev-v2.0.json", "rajpurkar/squad_v2", "squad_v2/validation-*.parquet", read_squad
+    ),
+    HOTPOTQA: PublishedCorpus(
+        "HotpotQA",
+        "hotpot_dev_distractor_v1.json",
+        "hotpotqa/hotpot_qa",
+        "distractor/validation-*.parquet",
+        read_hotpotqa,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class FoundCorpus:
+    """A corpus that is here: which one exactly, and how to read it."""
+
+    origin: str
+    path: Path
+    published: PublishedCorpus
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        """Its documents and questions.
+
+        Raises:
+            UsageError: The file is not what is published.
+        """
+        try:
+            return self.published.read(self.path)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(
+                f"'{self.path}' cannot be read as {self.published.title} ({self.published.file}, or the parquet file "
+                f"of the hub's {self.published.repository}): {type(error).__name__}: {error}"
+            ) from None
+
+
+class Data:
+    """The data of one task, each part found when it is first asked for."""
+
+    def __init__(self, given: Sources, prose_asked: bool) -> None:
+        """Look among `given` first; with `prose_asked` the essays are not looked for at all."""
+        self._given = given
+        self._prose_asked = prose_asked
+        self._found: dict[str, FoundCorpus | None] = {}
+
+    @property
+    def is_own_prose(self) -> bool:
+        """Whether kvbench's own prose is the haystack instead of the essays."""
+        return self._essays is None
+
+    @property
+    def haystack(self) -> Text:
+        """The essays, or what stands in for them."""
+        return self._essays or own_prose()
+
+    @property
+    def why_own_prose(self) -> str | None:
+        """What the essays would need; none if they are here or were not wanted."""
+        if not self.is_own_prose or self._prose_asked:
+            return None
+        if ESSAYS not in self._given:
+            return "RULER's essays are not here (--data essays=PATH, a folder of .txt files or PaulGrahamEssays.json)"
+        return "nltk's punkt_tab, which splits the essays into sentences, is not here (--data nltk=PATH)"
+
+    @property
+    def fingerprint(self) -> str:
+        """Says which data this is; data that is not here is `none`."""
+        corpora = ((name, self.find(name)) for name in CORPORA)
+        return ", ".join(
+            [
+                f"wonderwords:{word_list_fingerprint()}",
+                f"{'prose' if self.is_own_prose else 'essays'}:{self.haystack.fingerprint}",
+                *(f"{name}:{found.origin if found else 'none'}" for name, found in corpora),
+            ]
+        )
+
+    def find(self, name: str) -> FoundCorpus | None:
+        """Return the corpus called `name`, none if it is neither given nor on the hub.
+
+        Raises:
+            UsageError: It was given and cannot be read.
+        """
+        if name not in self._found:
+            self._found[name] = self._find(name)
+        return self._found[name]
+
+    def corpus(self, name: str) -> Corpus:
+        """Return the documents and questions of the corpus called `name`.
+
+        Raises:
+            UsageError: It is not here, or not what is published.
+        """
+        found = self.find(name)
+        if found is None:
+            raise UsageError(self.lacks(name))
+        return found.corpus
+
+    def lacks(self, name: str) -> str:
+        """Return what is to be done about a corpus that is not here."""
+        published = CORPORA[name]
+        return (
+            f"{published.title} is neither on this machine nor to be had from the hub: "
+            f"give its {published.file} with --data {name}=PATH"
+        )
+
+    def _find(self, name: str) -> FoundCorpus | None:
+        published = CORPORA[name]
+        if path := self._given.get(name):
+            try:
+                with path.open("rb") as stream:
+                    digest = file_digest(stream, "sha256").hexdigest()
+            except OSError as error:
+                raise UsageError(f"--data {name}={path} cannot be read: {error.strerror}") from None
+            return FoundCorpus(f"sha256:{digest[:16]}", path, published)
+        files = from_hub(published.repository, published.pattern)
+        return FoundCorpus(files.origin, files.paths[0], published) if files else None
+
+    @cached_property
+    def _essays(self) -> Text | None:
+        if self._prose_asked or ESSAYS not in self._given:
+            return None
+        text = read_essays(self._given[ESSAYS])
+        punkt = find_punkt(self._given.get(NLTK))
+        return (
+            Text(text, punkt.tokenize, fingerprint=f"{content_hash(text)}+punkt:{punkt.fingerprint}") if punkt else None
+        )
+
+
+def read_essays(path: Path) -> str:
+    """Read the essays: a folder of .txt files, a text file, or a JSON file with the text under "text".
+
+    Raises:
+        UsageError: It is none of these.
+    """
+    try:
+        if path.is_dir():
+            text = "\n".join(file.read_text(encoding="utf-8") for file in sorted(path.glob("*.txt")))
+        else:
+            text = path.read_text(encoding="utf-8")
+            if path.suffix == ".json":
+                text = json.loads(text)["text"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"--data essays={path} cannot be read as a folder of .txt files, a text file or a JSON file "
+            f'{{"text": …}}: {type(error).__name__}: {error}'
+        ) from None
+    if not text.strip():
+        raise UsageError(f"--data essays={path} holds no text: give a folder of .txt files, a text or a JSON file")
+    return text
+
+
+@dataclass(frozen=True)
+class Punkt:
+    """nltk's rules for the ends of English sentences."""
+
+    tokenize: Callable[[str], list[str]]
+    fingerprint: str
+
+
+def find_punkt(given: Path | None) -> Punkt | None:
+    """Return nltk's punkt_tab: of the nltk_data folder `given`, else where nltk finds it, or what nltk downloads.
+
+    Raises:
+        UsageError: It is not in the folder given.
+    """
+    if given is None:
+        return _load_punkt() or (_load_punkt() if _download_punkt() else None)
+    with _nltk_looks_only_in(given):
+        punkt = _load_punkt()
+    if punkt is None:
+        raise UsageError(f"--data nltk={given} is no nltk_data folder with tokenizers/punkt_tab/english in it")
+    return punkt
+
+
+def _load_punkt() -> Punkt | None:
+    try:
+        tokenizer = PunktTokenizer("english")
+    except (LookupError, OSError):
+        return None
+    rules = tokenizer._params
+    return Punkt(
+        tokenizer.tokenize,
+        content_hash(
+            [
+                sorted(rules.abbrev_types),
+                sorted(rules.collocations),
+                sorted(rules.sent_starters),
+                dict(rules.ortho_context),
+            ]
+        ),
+    )
+
+
+@contextmanager
+def _nltk_looks_only_in(folder: Path) -> Iterator[None]:
+    """Give nltk one folder for its data: it opens no file elsewhere."""
+    usual = list(nltk.data.path)
+    nltk.data.path[:] = [str(folder)]
+    try:
+        yield
+    finally:
+        nltk.data.path[:] = usual
+
+
+def _download_punkt() -> bool:
+    """Let nltk download it, unless the network is not to be used."""
+    if constants.HF_HUB_OFFLINE:
+        return False
+    downloaded: bool = nltk.download("punkt_tab", quiet=True, print_error_to=io.StringIO())
+    return downloaded
