@@ -1,12 +1,22 @@
 """A protocol in words, for the titles and notes of tables and figures."""
 
+from collections.abc import Container, Sequence
+
 from kvbench.records import Protocol
 
 
-def title_of(protocol: Protocol, subtask: str | None = None) -> str:
-    """Return what was measured: model, task and metric."""
+def title_of(protocol: Protocol, subtask: str | None = None, missing: Sequence[str] = ()) -> str:
+    """Return what was measured: model, task and metric, and of how many subtasks if some are missing."""
     task = f"{protocol.task}:{subtask}" if subtask else protocol.task
+    if missing:
+        total = len(protocol.subtasks)
+        task += f" ({total - len(missing)} of {total} subtasks)"
     return f"{protocol.model} · {task} · {protocol.metric}"
+
+
+def missing_subtasks(protocol: Protocol, measured: Container[str]) -> tuple[str, ...]:
+    """Return the subtasks that the task's score is the mean of and that were not measured."""
+    return tuple(name for name in protocol.subtasks if name not in measured)
 
 
 def conditions_of(protocol: Protocol) -> str:

@@ -20,7 +20,7 @@ from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
-from kvbench.captions import conditions_of, title_of
+from kvbench.captions import conditions_of, missing_subtasks, title_of
 from kvbench.errors import KvbenchError, UsageError, unknown
 from kvbench.plot_style import DASHED, INK, MUTED, STYLE, Look, looks_of
 from kvbench.record_table import reason
@@ -66,22 +66,23 @@ def plot_results(
     looks = looks_of(presses, attention_reading)
     written = []
     for protocol, summary in summaries.items():
-        figure = draw(protocol, summary, looks)
+        missing = missing_subtasks(protocol, set(results.rows(protocol)["subtask"]))
+        figure = draw(protocol, summary, looks, missing)
         written += [_save(figure, out / f"{file_stem(protocol)}.{name}") for name in formats]
     return written
 
 
-def draw(protocol: Protocol, summary: Summary, looks: dict[str, Look]) -> Figure:
-    """Draw one figure, whatever the user's own matplotlib settings."""
+def draw(protocol: Protocol, summary: Summary, looks: dict[str, Look], missing: Sequence[str] = ()) -> Figure:
+    """Draw one figure, whatever the user's own matplotlib settings; `missing` subtasks are named in it."""
     with _style():
-        return _draw(protocol, summary, looks)
+        return _draw(protocol, summary, looks, missing)
 
 
 def _style() -> AbstractContextManager[None]:
     return matplotlib.style.context([STYLE], after_reset=True)
 
 
-def _draw(protocol: Protocol, summary: Summary, looks: dict[str, Look]) -> Figure:
+def _draw(protocol: Protocol, summary: Summary, looks: dict[str, Look], missing: Sequence[str]) -> Figure:
     figure = Figure(figsize=(_WIDTH, _HEIGHT), dpi=_DPI)
     FigureCanvasAgg(figure)
     axes = figure.add_axes((0.08, 0.19, 0.9, 0.68))
@@ -91,7 +92,7 @@ def _draw(protocol: Protocol, summary: Summary, looks: dict[str, Look]) -> Figur
         shift = _DODGE * (index - (len(summary.curves) - 1) / 2)
         ends.append(_draw_curve(axes, curve, budgets, looks[curve.press], shift))
     _scale(axes, protocol, summary, budgets)
-    _write_texts(figure, protocol, summary, looks)
+    _write_texts(figure, protocol, summary, looks, missing)
     _label_ends(figure, axes, [end for end in ends if end])
     return figure
 
@@ -174,14 +175,17 @@ def _padded(low: float, high: float) -> NDArray[np.float64]:
     return np.array([low - pad, high + pad])
 
 
-def _write_texts(figure: Figure, protocol: Protocol, summary: Summary, looks: dict[str, Look]) -> None:
+def _write_texts(
+    figure: Figure, protocol: Protocol, summary: Summary, looks: dict[str, Look], missing: Sequence[str]
+) -> None:
     for text, inches, size, colour, weight in (
-        (title_of(protocol), 0.12, 9.5, INK, "bold"),
+        (title_of(protocol, missing=missing), 0.12, 9.5, INK, "bold"),
         (conditions_of(protocol), 0.32, 7.0, MUTED, "normal"),
     ):
         line = figure.text(0.012, 1 - inches / _HEIGHT, text, size=size, color=colour, weight=weight, va="top")
         line.set_fontsize(size * min(1, 0.97 * figure.bbox.width / line.get_window_extent().width))
-    notes = "\n".join(wrap("; ".join(_notes(summary, looks)) + ".", 140))
+    sentences = [*([f"missing: {', '.join(missing)}"] if missing else []), *_notes(summary, looks)]
+    notes = "\n".join(wrap("; ".join(sentences) + ".", 140))
     figure.text(0.012, 0.1 / _HEIGHT, notes, size=6.5, color=MUTED, va="bottom")
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from kvbench.captions import conditions_of, title_of
+from kvbench.captions import conditions_of, missing_subtasks, title_of
 from kvbench.errors import unknown
 from kvbench.records import FULL, Protocol
 from kvbench.statistics import Cell, Estimate, Summary, summarise
@@ -25,21 +25,32 @@ _GAP = 2  # between columns
 
 @dataclass(frozen=True)
 class Table:
-    """The results of one protocol, or of one subtask of it."""
+    """The results of one protocol, or of one subtask of it.
+
+    Attributes:
+        missing: Subtasks of the task that have no results.
+    """
 
     protocol: Protocol
     subtask: str | None
     summary: Summary
+    missing: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """What was measured."""
+        return title_of(self.protocol, self.subtask, self.missing)
 
 
 def make_tables(results: Results, subtasks: bool = False) -> list[Table]:
-    """Make one table per protocol, followed by one per subtask where `subtasks` asks for them."""
+    """Make one table per protocol, followed by one per subtask, in the task's order, where `subtasks` asks for them."""
     tables = []
     for protocol in results.protocols.values():
         rows = results.rows(protocol)
-        tables.append(Table(protocol, None, summarise(rows)))
+        places = {name: place for place, name in enumerate(protocol.subtasks)}
+        names = sorted(rows["subtask"].unique(), key=lambda name: (places.get(name, len(places)), name))
+        tables.append(Table(protocol, None, summarise(rows), missing_subtasks(protocol, names)))
         if subtasks:
-            names = sorted(rows["subtask"].unique())
             tables += [Table(protocol, name, summarise(rows[rows["subtask"] == name])) for name in names]
     return tables
 
@@ -61,7 +72,7 @@ def show(tables: Sequence[Table], style: str, console: Console) -> None:
 
 def to_markdown(tables: Sequence[Table]) -> str:
     """Render tables as Markdown, each under a heading."""
-    return "\n".join(f"### {title_of(table.protocol, table.subtask)}\n\n{_markdown(table)}" for table in tables)
+    return "\n".join(f"### {table.title}\n\n{_markdown(table)}" for table in tables)
 
 
 def to_csv(tables: Sequence[Table]) -> str:
@@ -72,6 +83,7 @@ def to_csv(tables: Sequence[Table]) -> str:
             "model": table.protocol.model,
             "task": table.protocol.task,
             "subtask": table.subtask,
+            "missing": "+".join(table.missing),
             "press": press,
             "budget": label,
             "budget_tokens": next((b.tokens for b in table.summary.budgets if b.label == label), None),
@@ -95,6 +107,7 @@ def to_json(tables: Sequence[Table]) -> str:
             "hash": table.protocol.hash,
             "protocol": table.protocol.model_dump(mode="json"),
             "subtask": table.subtask,
+            "missing": table.missing,
             **asdict(table.summary),
         }
         for table in tables
@@ -172,7 +185,8 @@ def _notes(table: Table, layout: _Layout) -> list[str]:
         reading.append(f"n = {_range(_counts(table.summary))} answers")
     if "AUC" in heads:
         reading.append("AUC over log2(budget) as a share of the full cache")
-    notes = [conditions_of(table.protocol), "; ".join(reading)]
+    notes = [f"missing: {', '.join(table.missing)}"] if table.missing else []
+    notes += [conditions_of(table.protocol), "; ".join(reading)]
     if "failed" in heads:
         notes.append("failed: answers without a score, which no mean includes")
     if "whole" in heads:
@@ -216,7 +230,7 @@ def _markdown(table: Table) -> str:
 
 def _print(table: Table, console: Console) -> None:
     layout = _layout(table.summary)
-    console.print(Text(title_of(table.protocol, table.subtask), style="bold"))
+    console.print(Text(table.title, style="bold"))
     for block in _blocks(layout, console.width):
         grid = RichTable(box=box.SIMPLE_HEAD, padding=(0, _GAP - 1, 0, 0), pad_edge=False, show_edge=False)
         for column in block:

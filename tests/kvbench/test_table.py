@@ -156,7 +156,7 @@ def test_csv_holds_every_number_unrounded(results: Results) -> None:
 
 def test_json_holds_the_protocol_and_null_for_what_is_unknown() -> None:
     (content,) = json.loads(to_json(tables_of(make_record("kvp", "64", score=None))))
-    assert content["protocol"] == make_protocol().model_dump()
+    assert content["protocol"] == make_protocol().model_dump(mode="json")
     (curve,) = content["curves"]
     assert curve["auc"] is None
     assert curve["cells"]["64"]["score"] == {"mean": None, "low": None, "high": None}
