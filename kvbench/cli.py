@@ -25,6 +25,8 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
 )
+data_app = typer.Typer(help="Look at a task's samples.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
 out = Console()
 err = Console(stderr=True)
 
@@ -195,3 +197,23 @@ def doctor(as_json: JsonOption = False) -> None:
     from kvbench.commands.doctor import doctor_command
 
     doctor_command(as_json, out)
+
+
+@data_app.command("show")
+def data_show(
+    task: Annotated[str, typer.Argument(help="A task, with a subset if wanted: ruler-4k:vt.")],
+    model: ModelOption = "smollm2-135m",
+    data: DataOption = None,
+    limit: Annotated[int, typer.Option(min=1, help="Samples per subtask.")] = 1,
+    question: Annotated[
+        str | None, typer.Option(help="inside: compressed with the context; after: fed after compression.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of generated data.")] = 42,
+    full: Annotated[bool, typer.Option("--full", help="Print long contexts whole.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Print samples exactly as the model gets them, with their targets and token counts."""
+    from kvbench.commands.data import ShowRequest, show_command
+
+    request = ShowRequest(task=task, model=model, data=data or [], limit=limit, question=question, seed=seed)
+    show_command(request, full, as_json, out, err)

@@ -29,12 +29,12 @@ from rich.progress import (
 from rich.text import Text
 
 from kvbench.budgets import parse_budgets
+from kvbench.commands.data import tasks_with_data
 from kvbench.commands.plan import print_plan
 from kvbench.errors import KvbenchError, UsageError, unknown
 from kvbench.press import Press
 from kvbench.records import FULL, Schedule
-from kvbench.registry import PRESSES, make_press, make_tasks, press_label, registered
-from kvbench.sources import parse_sources
+from kvbench.registry import PRESSES, make_press, press_label, registered
 from kvbench.task import QuestionPlacement
 
 if TYPE_CHECKING:
@@ -78,9 +78,7 @@ def run_command(request: Request, dry_run: bool, as_json: bool, out: Console, er
     schedule = _choice("schedule", request.schedule, get_args(Schedule))
     first, last = parse_protect(request.protect)
     requested = parse_presses(request.presses)
-    tasks = make_tasks(_entries(request.tasks, "tasks"), parse_sources(request.data))
-    for remark in (remark for task in tasks for remark in task.remarks()):
-        err.print(f"note: {escape(remark)}", highlight=False, soft_wrap=True)
+    tasks = tasks_with_data(_entries(request.tasks, "tasks"), request.data, err)
 
     # What follows needs torch and transformers; a mistyped name has been answered before they are imported.
     from kvbench.models import choose_device, choose_dtype, find, quieten_transformers

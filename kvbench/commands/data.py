@@ -1,0 +1,136 @@
+"""`kvbench data`: a task's samples as the model gets them, and the data they are made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from kvbench.errors import unknown
+from kvbench.registry import make_tasks
+from kvbench.sources import parse_sources
+from kvbench.task import QuestionPlacement, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from kvbench.prompts import Prompt
+    from kvbench.task import Sample
+
+_SHOWN = 400
+"""Characters shown of either end of a long context."""
+
+
+@dataclass(frozen=True)
+class ShowRequest:
+    """`kvbench data show` as it was typed."""
+
+    task: str
+    model: str
+    data: Sequence[str]
+    limit: int
+    question: str | None
+    seed: int
+
+
+def tasks_with_data(specs: Sequence[str], data: Sequence[str], err: Console) -> list[Task]:
+    """Make tasks from their names and the data given, and print what they have to remark on it.
+
+    Raises:
+        UsageError: No such task or data, or a subtask asked for by name cannot be had without data.
+    """
+    tasks = make_tasks(specs, parse_sources(data))
+    for remark in dict.fromkeys(remark for task in tasks for remark in task.remarks()):
+        err.print(f"note: {escape(remark)}", highlight=False, soft_wrap=True)
+    return tasks
+
+
+def show_command(request: ShowRequest, full: bool, as_json: bool, out: Console, err: Console) -> None:
+    """Print the first samples of a task.
+
+    Raises:
+        UsageError: A name or value is wrong.
+    """
+    placements = get_args(QuestionPlacement)
+    if request.question is not None and request.question not in placements:
+        raise unknown("question placement", request.question, placements)
+    [task] = tasks_with_data([request.task], request.data, err)
+
+    from kvbench.models import find, quieten_transformers
+    from kvbench.prompts import prompts_of
+
+    quieten_transformers()
+    tokenizer = find(request.model, weights=False).tokenizer
+    placement: QuestionPlacement = task.question
+    if request.question is not None:
+        placement = "inside" if request.question == "inside" else "after"
+    samples = [
+        _facts(sample, prompts_of(tokenizer, sample, placement, task.chat_template), tokenizer)
+        for sample in task.samples(tokenizer, request.limit, request.seed)
+    ]
+    if as_json:
+        shown = {"task": task.name, "data": task.data, "model": request.model, "question": placement}
+        typer.echo(json.dumps({**shown, "seed": request.seed, "samples": samples}, indent=2, ensure_ascii=False))
+        return
+    out.print(Text(f"{task.name}, question {placement}, seed {request.seed}, tokens of {request.model}"))
+    out.print(Text(f"data: {task.data}", style="dim"))
+    for facts in samples:
+        _print(facts, full, out)
+
+
+def _facts(sample: Sample, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Return a sample and its prompts as plain data; a prompt's texts are its tokens, decoded."""
+
+    def text(tokens: Any) -> str:
+        return str(tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    return {
+        **sample.model_dump(mode="json"),
+        "prompts": [
+            {
+                "compressed": text(prompt.context),
+                "context_tokens": len(prompt.context),
+                "fed": [
+                    {"question": question, "text": text(fed), "tokens": len(fed)}
+                    for question, fed in zip(prompt.questions, prompt.fed, strict=True)
+                ],
+            }
+            for prompt in prompts
+        ],
+    }
+
+
+def _print(facts: dict[str, Any], full: bool, out: Console) -> None:
+    source = "" if facts["source"] == facts["id"] else f", from {facts['source']}"
+    out.print()
+    out.rule(Text(f"{facts['id']}{source}", style="bold"), align="left")
+    for prompt in facts["prompts"]:
+        _section(f"compressed, {prompt['context_tokens']:,} tokens", prompt["compressed"], full, out)
+        for fed in prompt["fed"]:
+            question = facts["questions"][fed["question"]]
+            _section(f"fed after compression, {fed['tokens']:,} tokens", fed["text"], full, out)
+            _section("question", question["text"], full, out)
+            _section("answer prefix", question["answer_prefix"], full, out)
+            _section(f"targets, at most {question['max_new_tokens']} new tokens", "", full, out)
+            for target in question["targets"]:
+                out.print(Text(target))
+
+
+def _section(title: str, text: str, full: bool, out: Console) -> None:
+    out.print(Text(f"[{title}]", style="cyan"))
+    if text:
+        out.print(Text(text if full else _shortened(text)))
+
+
+def _shortened(text: str) -> str:
+    """Replace the middle of a long text by the number of characters that are left out."""
+    left_out = len(text) - 2 * _SHOWN
+    if left_out <= 0:
+        return text
+    return f"{text[:_SHOWN]}\n[… {left_out:,} characters left out …]\n{text[-_SHOWN:]}"
