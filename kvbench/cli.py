@@ -178,6 +178,29 @@ def plot(
 
 
 @app.command()
+def validate(
+    results: ResultsArgument,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a results folder line by line, without the model: schema, budgets, measurements, scores."""
+    from kvbench.commands.validate import validate_command
+
+    validate_command(results, as_json, out)
+
+
+@app.command()
+def merge(
+    sources: Annotated[list[Path], typer.Argument(help="Results folders; they are only read.")],
+    into: Annotated[Path, typer.Option("--into", help="The results folder that gets their cells.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Add the cells of some results folders to another, each once."""
+    from kvbench.commands.merge import merge_command
+
+    merge_command(sources, into, as_json, out)
+
+
+@app.command()
 def check(
     press: Annotated[str, typer.Argument(help="A press, with parameters if wanted.")],
     model: Annotated[
