@@ -19,7 +19,7 @@ from kvbench.errors import UsageError
 from kvbench.records import content_hash
 from kvbench.sources import Sources, from_hub
 
-from .essays import Text, own_prose
+from .essays import SentenceSpans, Text, own_prose
 from .question_answering import Corpus, read_hotpotqa, read_squad
 from .words import word_list_fingerprint
 
@@ -171,7 +171,7 @@ class Data:
         text = read_essays(self._given[ESSAYS])
         punkt = find_punkt(self._given.get(NLTK))
         return (
-            Text(text, punkt.tokenize, fingerprint=f"{content_hash(text)}+punkt:{punkt.fingerprint}") if punkt else None
+            Text(text, punkt.spans_of, fingerprint=f"{content_hash(text)}+punkt:{punkt.fingerprint}") if punkt else None
         )
 
 
@@ -202,7 +202,7 @@ def read_essays(path: Path) -> str:
 class Punkt:
     """nltk's rules for the ends of English sentences."""
 
-    tokenize: Callable[[str], list[str]]
+    spans_of: SentenceSpans
     fingerprint: str
 
 
@@ -228,7 +228,7 @@ def _load_punkt() -> Punkt | None:
         return None
     rules = tokenizer._params
     return Punkt(
-        tokenizer.tokenize,
+        tokenizer.span_tokenize,
         content_hash(
             [
                 sorted(rules.abbrev_types),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from importlib.resources import files
-from itertools import pairwise
+from itertools import cycle, islice, pairwise, takewhile
 from random import Random
+from threading import Lock
 
 import numpy as np
 
@@ -19,7 +20,8 @@ from .niah import Haystack
 DEPTHS = np.round(np.linspace(0, 100, 40)).astype(int).tolist()
 """The places where a needle can be, in percent of the sentences."""
 
-SplitSentences = Callable[[str], list[str]]
+SentenceSpans = Callable[[str], Iterable[tuple[int, int]]]
+"""Finds where the sentences of a text begin and end; where one ends depends on the next word at most."""
 
 
 class Text:
@@ -29,23 +31,42 @@ class Text:
         fingerprint: Says which text this is, and how it is split.
     """
 
-    def __init__(self, text: str, split_sentences: SplitSentences, fingerprint: str) -> None:
+    def __init__(self, text: str, spans_of: SentenceSpans, fingerprint: str) -> None:
         self.fingerprint = fingerprint
         self._words = re.sub(r"\s+", " ", text).split(" ")
-        self._split = split_sentences
-        self.sentences = lru_cache(maxsize=16)(self._sentences)
+        self._spans_of = spans_of
+        self._split_words = 0
+        self._spans: list[tuple[int, int]] = []
+        self._lock = Lock()
 
-    def _sentences(self, words: int) -> list[str]:
-        """Return the sentences of the first so many words; the last may be cut short."""
-        repeats = -(-words // len(self._words))
-        return self._split(" ".join((self._words * repeats)[:words]).strip())
+    def sentences(self, words: int) -> list[str]:
+        """Return the sentences of the first so many words; the last may be cut short.
+
+        A longer text has the same sentences up to there. So texts of growing length are split, which takes nltk
+        seconds, and not one for each number of words.
+        """
+        text = self._first(words)
+        with self._lock:
+            if words > self._split_words:
+                self._split_words = 1 << (words - 1).bit_length()
+                self._spans = list(self._spans_of(self._first(self._split_words)))
+            spans = self._spans
+        return [text[start:end] for start, end in takewhile(lambda span: span[0] < len(text), spans)]
+
+    def _first(self, words: int) -> str:
+        return " ".join(islice(cycle(self._words), words)).strip()
 
 
 @cache
 def own_prose() -> Text:
     """Return the text of kvbench's own that stands in for the essays."""
     text = files(__package__).joinpath("prose.txt").read_text(encoding="utf-8")
-    return Text(text, re.compile(r"(?<=[.?!]) ").split, content_hash(text))
+    return Text(text, _spans_between_full_stops, content_hash(text))
+
+
+def _spans_between_full_stops(text: str) -> list[tuple[int, int]]:
+    gaps = [gap.span() for gap in re.finditer(r"(?<=[.?!]) ", text)]
+    return list(zip([0, *(end for _, end in gaps)], [*(start for start, _ in gaps), len(text)], strict=True))
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,31 @@
 """The essay haystack: whole sentences with needles between them, and what stands in for essays that are not here."""
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from random import Random
 
 import nltk
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from nltk.tokenize.punkt import PunktTokenizer
 
 from kvbench.errors import UsageError
 from kvbench.registry import make_task
+from kvbench.tasks.ruler.data import read_essays
 from kvbench.tasks.ruler.essays import Essay, Text, own_prose
 from kvbench.tasks.ruler.niah import Niah
 
 ELEVEN_WORDS = "One two three. Four five six seven.\n\n  Eight nine.\tTen eleven.\n"
 
 
-def by_full_stops(text: str) -> list[str]:
-    return text.replace(". ", ".|").split("|")
+def by_full_stops(text: str) -> list[tuple[int, int]]:
+    return [match.span() for match in re.finditer(r"[^. ][^.]*(?:\.|$)", text)]
 
 
 def text_of(words: str = ELEVEN_WORDS) -> Text:
@@ -32,6 +38,42 @@ def test_the_first_words_are_split_into_sentences_and_the_text_starts_again_at_i
     assert text.sentences(8) == ["One two three.", "Four five six seven.", "Eight"]
     assert text.sentences(13) == [*text.sentences(11), "One two"]
     assert len(" ".join(text.sentences(100)).split(" ")) == 100
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    text=st.lists(
+        st.sampled_from(['"Yes."', "Mr.", "e.g.", "(So?)", "end.)", "no", "It", "3.", "!", '"', "a.b", "…", "Dr.)No"])
+    )
+    .map(" ".join)
+    .filter(str.strip),
+    words=st.integers(1, 60),
+    before=st.integers(1, 60),
+)
+def test_nltk_splits_a_text_as_it_splits_what_the_text_is_the_beginning_of(
+    official: Mapping[str, Path], text: str, words: int, before: int
+) -> None:
+    tokenizer = punkt_of(official["nltk"])
+    haystack = Text(text, tokenizer.span_tokenize, "")
+    haystack.sentences(before)
+    copies = text.split(" ") * (words // len(text.split(" ")) + 1)
+    assert haystack.sentences(words) == tokenizer.tokenize(" ".join(copies[:words]).strip())
+
+
+def test_nltk_splits_the_essays_wherever_they_are_cut(official: Mapping[str, Path]) -> None:
+    tokenizer = punkt_of(official["nltk"])
+    essays = read_essays(official["essays"])
+    haystack = Text(essays, tokenizer.span_tokenize, "")
+    words = re.sub(r"\s+", " ", essays).split(" ")
+    for size in [*range(16000, 1, -997), *range(3000, 3040)]:
+        assert haystack.sentences(size) == tokenizer.tokenize(" ".join(words[:size]).strip())
+
+
+@cache
+def punkt_of(folder: Path) -> PunktTokenizer:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nltk.data, "path", [str(folder)])
+        return PunktTokenizer("english")
 
 
 @pytest.mark.parametrize("size", [1, 40, 500])
@@ -54,7 +96,7 @@ def test_a_needle_never_cuts_a_sentence() -> None:
 
 
 def test_needles_are_at_one_of_forty_depths() -> None:
-    text = Text(" ".join(f"w{i}." for i in range(1000)), lambda words: words.split(" "), "")
+    text = Text(" ".join(f"w{i}." for i in range(1000)), by_full_stops, "")
     places = set()
     for seed in range(200):
         before = Essay(text).hide(["<needle>"], 1000, Random(seed)).split("<needle>")[0]
