@@ -6,18 +6,21 @@ results do not determine is None, never 0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
+from kvbench.bootstrap import CONFIDENCE, ClusterBootstrap, Intervals, holm
 from kvbench.records import FULL
+from kvbench.score_grid import Floats, ScoreGrid, press_names, score_grid
 
-CONFIDENCE = 0.95
+ENOUGH = 0.95
+"""The share of the full cache's score at which a budget counts as enough."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,43 @@ class Estimate:
     mean: float | None = None
     low: float | None = None
     high: float | None = None
+
+
+@dataclass(frozen=True)
+class Difference(Estimate):
+    """How much better one press is than another on the same samples, with its interval.
+
+    Attributes:
+        p: Two-sided, of there being no difference.
+        adjusted_p: The same with Holm's correction for all differences that are judged together.
+        n: The answers that both have.
+    """
+
+    p: float | None = None
+    adjusted_p: float | None = None
+    n: int = 0
+
+    @property
+    def told(self) -> bool:
+        """Whether the samples tell a difference."""
+        return self.adjusted_p is not None and self.adjusted_p < 1 - CONFIDENCE
+
+
+@dataclass(frozen=True)
+class EnoughBudget:
+    """The budget at which a press reaches `ENOUGH` of the full cache's score.
+
+    Attributes:
+        tokens: Per KV head.
+        relation: "≤" the smallest budget measured, which is enough; ">" the largest, which is not; "=" between.
+    """
+
+    tokens: float
+    relation: Literal["=", "≤", ">"]
+
+    def __str__(self) -> str:
+        sign = "" if self.relation == "=" else f"{self.relation} "
+        return f"{sign}{self.tokens:.0f}"
 
 
 @dataclass(frozen=True)
@@ -71,11 +111,29 @@ class Curve:
     Attributes:
         cells: By budget label; a budget that was not run is absent.
         auc: `normalised_auc` of the means over all budgets of the summary, None where one is absent.
+        auc_low: The lower end of its interval.
+        auc_high: The upper end.
+        ahead: Its area less the leader's; None for the leader, what is no contender, and what has no area.
+        enough: None where a score is missing.
     """
 
     press: str
     cells: dict[str, Cell]
-    auc: float | None
+    auc: float | None = None
+    auc_low: float | None = None
+    auc_high: float | None = None
+    ahead: Difference | None = None
+    enough: EnoughBudget | None = None
+
+    @property
+    def area(self) -> Estimate:
+        """The area with its interval."""
+        return Estimate(self.auc, self.auc_low, self.auc_high)
+
+    @property
+    def tied(self) -> bool:
+        """Whether the samples do not tell it from the leader."""
+        return self.ahead is not None and not self.ahead.told
 
 
 @dataclass(frozen=True)
@@ -93,34 +151,23 @@ class Summary:
     curves: tuple[Curve, ...]
 
 
-def summarise(frame: pd.DataFrame) -> Summary:
+def summarise(frame: pd.DataFrame, is_bound: Callable[[str], bool] = lambda press: False) -> Summary:
     """Summarise the records of one protocol, or of one subtask of it.
 
     Args:
         frame: Rows of `kvbench.store.Results.frame`. Two press identities under one label (a press that was
             changed, another checkpoint) stay apart, with the identity added to the label.
+        is_bound: Whether a press, by its name, is a bound rather than a policy (an oracle). It neither leads nor
+            is it compared with the leader.
     """
-    subtasks, sources = pd.factorize(frame["subtask"])[0], pd.factorize(frame["source"])[0]
-    scores = frame["score"].where(frame["status"] == "ok").to_numpy(float)
-    compressed = frame["compressed"].to_numpy(bool)
-    curves: dict[str, dict[str, Cell]] = {}
-    for cell, rows in frame.groupby([_names(frame), "budget"], observed=True).indices.items():
-        press, budget = cast(tuple[str, str], cell)
-        scored = rows[~np.isnan(scores[rows])]
-        complete = len(np.unique(subtasks[scored])) == subtasks.max() + 1
-        curves.setdefault(press, {})[budget] = Cell(
-            score=mean_interval(scores[scored], subtasks[scored], sources[scored]) if complete else Estimate(),
-            n=len(scored),
-            failed=len(rows) - len(scored),
-            whole=int(np.count_nonzero(~compressed[rows])),
-        )
-    full = curves.pop(FULL, {}).get(FULL)
+    cells = _cells(frame)
+    full = cells.pop(FULL, {}).get(FULL)
     budgets = _budgets(frame)
-    ranked = [Curve(press, cells, _area(budgets, cells, full)) for press, cells in curves.items()]
+    curves = _with_intervals([_curve(press, cells[press], budgets, full) for press in cells], frame, budgets, is_bound)
     return Summary(
         budgets=tuple(sorted(budgets, key=lambda budget: (budget.is_share, budget.tokens))),
         full=full,
-        curves=tuple(sorted(ranked, key=lambda curve: (curve.auc is None, -(curve.auc or 0), curve.press))),
+        curves=tuple(sorted(curves, key=_best_first)),
     )
 
 
@@ -178,6 +225,82 @@ def normalised_auc(tokens: Sequence[float], means: Sequence[float | None], full:
         return None
     position = np.log2(tokens)
     return float(np.trapezoid(known, position) / (position[-1] - position[0]) / full)
+
+
+def enough_budget(
+    tokens: Sequence[float], means: Sequence[float | None], full: float | None
+) -> EnoughBudget | None:
+    """Return the first budget whose score reaches `ENOUGH` of the full cache's, linear in log2(budget) in between.
+
+    Args:
+        tokens: The budgets in tokens per KV head, ascending.
+        means: The mean score at each.
+        full: The full cache's mean score.
+
+    Returns:
+        None if a score is missing or the full cache's is not above 0.
+    """
+    known = [mean for mean in means if mean is not None]
+    if len(known) < len(means) or not known or full is None or full <= 0:
+        return None
+    # What is only rounding below the target reaches it.
+    reached = np.flatnonzero(np.array(known) >= ENOUGH * full * (1 - 1e-12))
+    if not len(reached):
+        return EnoughBudget(tokens[-1], ">")
+    first = int(reached[0])
+    if first == 0:
+        return EnoughBudget(tokens[0], "≤")
+    share = (ENOUGH * full - known[first - 1]) / (known[first] - known[first - 1])
+    left, right = np.log2(tokens[first - 1 : first + 1])
+    return EnoughBudget(float(2 ** (left + share * (right - left))), "=")
+
+
+def area_differences(
+    grid: ScoreGrid, tokens: Sequence[float], presses: Sequence[int], reference: int
+) -> list[Difference]:
+    """Return how much larger the areas of some presses are than that of a reference, as shares of the full cache.
+
+    A difference is of the samples that both presses and the full cache have scored everywhere. Intervals and p are
+    those of one `ClusterBootstrap`, and p is corrected for the number of presses.
+
+    Args:
+        grid: With the budgets ascending.
+        tokens: The budgets.
+        presses: Numbers of presses.
+        reference: The number of the press to compare with.
+    """
+    complete = grid.complete
+    paired = complete[:, presses] & complete[:, [reference]]  # [samples, presses]
+    differences = [Difference()] * len(presses)
+    for pattern in np.unique(paired, axis=1).T:  # without failures there is one
+        places = np.flatnonzero((paired == pattern[:, None]).all(axis=0))
+        if len(np.unique(grid.subtask[pattern])) < len(np.unique(grid.subtask)):
+            continue
+        scores = grid.scores[pattern][:, np.array(presses)[places]] - grid.scores[pattern][:, [reference]]
+        bootstrap = ClusterBootstrap(grid.subtask[pattern], grid.source[pattern])
+        full = bootstrap.means(grid.full[pattern, None])
+        areas = bootstrap.means(scores @ _trapezoid_weights(tokens)) / full
+        for place, difference in zip(places, _differences(areas.estimate, bootstrap.intervals(areas)), strict=True):
+            differences[place] = replace(difference, n=int(pattern.sum()))
+    return adjusted(differences)
+
+
+def differences_of(estimate: Floats, intervals: Intervals, n: int) -> list[Difference]:
+    """Put what the bootstrap says about some differences into words, without a correction.
+
+    A difference that is 0 in every sample has p = 1 and no interval.
+    """
+    found = []
+    for mean, low, high, p in zip(estimate, intervals.low, intervals.high, intervals.p, strict=True):
+        never = bool(np.isnan(p) and abs(mean) < 1e-12)
+        found.append(Difference(_known(mean), _known(low), _known(high), 1.0 if never else _known(p), n=n))
+    return found
+
+
+def adjusted(differences: Sequence[Difference]) -> list[Difference]:
+    """Return the differences with p adjusted for judging them together."""
+    corrected = holm([np.nan if difference.p is None else difference.p for difference in differences])
+    return [replace(d, adjusted_p=_known(p)) for d, p in zip(differences, corrected, strict=True)]
 
 
 def _variance_of_sum(
