@@ -37,9 +37,9 @@ PROSE = "-prose"
 class Ruler(Task):
     """RULER at any length: needles, variable tracking, common and frequent words, question answering.
 
-    Its essays are not on the hub and have to be given: `--data essays=PATH`, a folder of .txt files or the official
-    PaulGrahamEssays.json. Without them a text of kvbench's own is the haystack, and the task is another one,
-    `ruler-4k-prose` instead of `ruler-4k`.
+    Its essays have to be given: `--data essays=PATH`, a folder of .txt files or the official PaulGrahamEssays.json.
+    Without them a text of kvbench's own is the haystack, and the task is another one, `ruler-4k-prose` instead of
+    `ruler-4k`.
 
     SQuAD (`squad`) and HotpotQA (`hotpotqa`) come from the hub or its cache unless their published files are given,
     and nltk's punkt_tab (`nltk`, a folder nltk_data) from where nltk finds or downloads it.

@@ -146,7 +146,10 @@ def read_hotpotqa(path: Path) -> Corpus:
 
 
 def _squad_articles(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Put the hub's rows, one a question in the published order, back into articles of paragraphs."""
+    """Put the hub's rows, one a question in the published order, back into articles of paragraphs.
+
+    Neighbours of one title are an article, and of one text a paragraph; a paragraph without questions has no row.
+    """
     return [
         {
             "title": title,
