@@ -22,13 +22,15 @@ from .data import ESSAYS, HOTPOTQA, NLTK, SQUAD, Data
 from .fitting import DoesNotFitError, shortest_length
 from .scoring import any_contained, share_contained
 from .subtask import Prompt, Subtask, TokenCount
-from .subtasks import CORPUS_OF, SUBTASKS
+from .subtasks import CORPUS_OF, ESSAY_SUBTASKS, SUBTASKS
 from .token_counts import TokenCounter, remembered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 DEFAULT_SAMPLES = 500
+CHUNKED_FROM = 64 * 1024
+"""Lengths from here on are compressed after every chunk unless the user says otherwise."""
 PUBLISHED_LENGTHS = [4096, 8192, 16384, 32768, 65536, 131072]
 PROSE = "-prose"
 """Ends the name where the haystack is kvbench's own prose: another task than RULER's own."""
@@ -38,8 +40,8 @@ class Ruler(Task):
     """RULER at any length: needles, variable tracking, common and frequent words, question answering.
 
     Its essays have to be given: `--data essays=PATH`, a folder of .txt files or the official PaulGrahamEssays.json.
-    Without them a text of kvbench's own is the haystack, and the task is another one, `ruler-4k-prose` instead of
-    `ruler-4k`.
+    Without them the subtasks that need them hide their needles in a text of kvbench's own, and the task is another one,
+    `ruler-4k-prose` instead of `ruler-4k`.
 
     SQuAD (`squad`) and HotpotQA (`hotpotqa`) come from the hub or its cache unless their published files are given,
     and nltk's punkt_tab (`nltk`, a folder nltk_data) from where nltk finds or downloads it.
@@ -53,8 +55,9 @@ class Ruler(Task):
     ) -> None:
         """Make the task, of all subtasks for which there is data unless a subset is asked for."""
         self.length = length
+        self.schedule = "after-prefill" if length < CHUNKED_FROM else "chunked"
         self._subset = subset
-        self._data = Data(sources or {}, own_prose)
+        self._data = Data(sources or {}, own_prose, reads_essays=bool(ESSAY_SUBTASKS.intersection(subset or SUBTASKS)))
 
     @classmethod
     def create(cls, variant: str | None, subset: str | None, sources: Sources) -> Self:

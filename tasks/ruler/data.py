@@ -86,16 +86,24 @@ class FoundCorpus:
 class Data:
     """The data of one task, each part found when it is first asked for."""
 
-    def __init__(self, given: Sources, prose_asked: bool) -> None:
-        """Look among `given` first; with `prose_asked` the essays are not looked for at all."""
+    def __init__(self, given: Sources, prose_asked: bool, reads_essays: bool) -> None:
+        """Look among `given` first.
+
+        Args:
+            given: The local copies.
+            prose_asked: Use kvbench's own prose; the essays are not looked for at all.
+            reads_essays: Whether a subtask hides its needles in essays. If none does, nothing has to stand in for
+                essays that are not here.
+        """
         self._given = given
         self._prose_asked = prose_asked
+        self._reads_essays = reads_essays
         self._found: dict[str, FoundCorpus | None] = {}
 
     @property
     def is_own_prose(self) -> bool:
         """Whether kvbench's own prose is the haystack instead of the essays."""
-        return self._essays is None
+        return self._prose_asked or (self._reads_essays and self._essays is None)
 
     @property
     def haystack(self) -> Text:
@@ -118,10 +126,16 @@ class Data:
         return ", ".join(
             [
                 f"wonderwords:{word_list_fingerprint()}",
-                f"{'prose' if self.is_own_prose else 'essays'}:{self.haystack.fingerprint}",
+                self._haystack_fingerprint,
                 *(f"{name}:{found.origin if found else 'none'}" for name, found in corpora),
             ]
         )
+
+    @property
+    def _haystack_fingerprint(self) -> str:
+        if self.is_own_prose:
+            return f"prose:{self.haystack.fingerprint}"
+        return f"essays:{self._essays.fingerprint if self._essays else 'none'}"
 
     def find(self, name: str) -> FoundCorpus | None:
         """Return the corpus called `name`, none if it is neither given nor on the hub.

@@ -30,4 +30,5 @@ SUBTASKS: dict[str, Callable[[Data], Subtask]] = {
 }
 """Make a subtask from the data that it draws from."""
 
+ESSAY_SUBTASKS = frozenset({"niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multivalue", "niah_multiquery"})
 CORPUS_OF = {"qa_1": SQUAD, "qa_2": HOTPOTQA}

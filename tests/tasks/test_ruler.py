@@ -254,3 +254,19 @@ def test_all_thirteen_are_its_subtasks_whichever_are_asked_for(official: Mapping
 
 def test_the_word_lists_are_those_the_results_were_made_with() -> None:
     assert make_task("ruler-4k").data.startswith("wonderwords:edea9ae744bc0d55, ")
+
+
+def test_from_64k_on_the_cache_is_compressed_after_every_chunk() -> None:
+    assert [make_task(f"ruler-{length}").schedule for length in ("4k", "65535", "64k", "128k")] == [
+        "after-prefill",
+        "after-prefill",
+        "chunked",
+        "chunked",
+    ]
+
+
+def test_subtasks_without_essays_are_the_same_task_whether_the_essays_are_here_or_not() -> None:
+    without = make_task("ruler-1k:niah_single_1+vt")
+    assert without.name == "ruler-1k"
+    assert without.remarks() == []
+    assert make_task("ruler-1k:niah_single_2").name == "ruler-1k-prose"
