@@ -7,7 +7,7 @@ results do not determine is None, never 0.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import numpy as np
@@ -151,7 +151,7 @@ class Summary:
     curves: tuple[Curve, ...]
 
 
-def summarise(frame: pd.DataFrame, is_bound: Callable[[str], bool] = lambda press: False) -> Summary:
+def summarise(frame: pd.DataFrame, is_bound: Callable[[str], bool] = lambda _: False) -> Summary:
     """Summarise the records of one protocol, or of one subtask of it.
 
     Args:
@@ -163,7 +163,7 @@ def summarise(frame: pd.DataFrame, is_bound: Callable[[str], bool] = lambda pres
     cells = _cells(frame)
     full = cells.pop(FULL, {}).get(FULL)
     budgets = _budgets(frame)
-    curves = _with_intervals([_curve(press, cells[press], budgets, full) for press in cells], frame, budgets, is_bound)
+    curves = _bootstrapped([_curve(press, cells[press], budgets, full) for press in cells], frame, budgets, is_bound)
     return Summary(
         budgets=tuple(sorted(budgets, key=lambda budget: (budget.is_share, budget.tokens))),
         full=full,
@@ -227,9 +227,7 @@ def normalised_auc(tokens: Sequence[float], means: Sequence[float | None], full:
     return float(np.trapezoid(known, position) / (position[-1] - position[0]) / full)
 
 
-def enough_budget(
-    tokens: Sequence[float], means: Sequence[float | None], full: float | None
-) -> EnoughBudget | None:
+def enough_budget(tokens: Sequence[float], means: Sequence[float | None], full: float | None) -> EnoughBudget | None:
     """Return the first budget whose score reaches `ENOUGH` of the full cache's, linear in log2(budget) in between.
 
     Args:
@@ -255,6 +253,26 @@ def enough_budget(
     return EnoughBudget(float(2 ** (left + share * (right - left))), "=")
 
 
+def area_intervals(grid: ScoreGrid, tokens: Sequence[float]) -> Intervals:
+    """Return the intervals of all presses' areas as shares of the full cache.
+
+    Args:
+        grid: With the budgets ascending.
+        tokens: The budgets.
+    """
+    weights = _trapezoid_weights(tokens)
+    bootstrap = ClusterBootstrap(grid.subtask, grid.source)
+    # The mean of a weighted sum is the weighted sum of means where all of a press's budgets have the same samples.
+    present = ~np.isnan(grid.scores)
+    whole = (present == present[:, :, :1]).all(axis=(0, 2))
+    columns, sums = [grid.scores[:, whole] @ weights], [np.eye(len(whole))[whole]]  # [n, k], [k, presses]
+    for press in np.flatnonzero(~whole):
+        columns.append(grid.scores[:, press])
+        sums.append(np.outer(weights, np.arange(len(whole)) == press))
+    means = bootstrap.means(np.column_stack([*columns, grid.full]))
+    return bootstrap.intervals(means[:-1] @ np.vstack(sums) / means[-1:])
+
+
 def area_differences(
     grid: ScoreGrid, tokens: Sequence[float], presses: Sequence[int], reference: int
 ) -> list[Difference]:
@@ -278,23 +296,18 @@ def area_differences(
             continue
         scores = grid.scores[pattern][:, np.array(presses)[places]] - grid.scores[pattern][:, [reference]]
         bootstrap = ClusterBootstrap(grid.subtask[pattern], grid.source[pattern])
-        full = bootstrap.means(grid.full[pattern, None])
-        areas = bootstrap.means(scores @ _trapezoid_weights(tokens)) / full
-        for place, difference in zip(places, _differences(areas.estimate, bootstrap.intervals(areas)), strict=True):
-            differences[place] = replace(difference, n=int(pattern.sum()))
+        means = bootstrap.means(np.column_stack([scores @ _trapezoid_weights(tokens), grid.full[pattern]]))
+        areas = means[:-1] / means[-1:]
+        found = differences_of(areas.estimate, bootstrap.intervals(areas), n=int(pattern.sum()))
+        for place, difference in zip(places, found, strict=True):
+            differences[place] = difference
     return adjusted(differences)
 
 
 def differences_of(estimate: Floats, intervals: Intervals, n: int) -> list[Difference]:
-    """Put what the bootstrap says about some differences into words, without a correction.
-
-    A difference that is 0 in every sample has p = 1 and no interval.
-    """
-    found = []
-    for mean, low, high, p in zip(estimate, intervals.low, intervals.high, intervals.p, strict=True):
-        never = bool(np.isnan(p) and abs(mean) < 1e-12)
-        found.append(Difference(_known(mean), _known(low), _known(high), 1.0 if never else _known(p), n=n))
-    return found
+    """Return each number with its interval and p, not corrected for the others."""
+    columns = zip(estimate, intervals.low, intervals.high, intervals.p, strict=True)
+    return [Difference(_known(mean), _known(low), _known(high), _known(p), n=n) for mean, low, high, p in columns]
 
 
 def adjusted(differences: Sequence[Difference]) -> list[Difference]:
@@ -343,9 +356,73 @@ def _wilson(proportion: float, n: int) -> tuple[float, float]:
     return float(centre - half), float(centre + half)
 
 
-def _area(budgets: Sequence[Budget], cells: dict[str, Cell], full: Cell | None) -> float | None:
+def _cells(frame: pd.DataFrame) -> dict[str, dict[str, Cell]]:
+    """Return all cells by press and budget."""
+    subtasks, sources = pd.factorize(frame["subtask"])[0], pd.factorize(frame["source"])[0]
+    scores = frame["score"].where(frame["status"] == "ok").to_numpy(float)
+    compressed = frame["compressed"].to_numpy(bool)
+    cells: dict[str, dict[str, Cell]] = {}
+    for cell, rows in frame.groupby([press_names(frame), "budget"], observed=True).indices.items():
+        press, budget = cast(tuple[str, str], cell)
+        scored = rows[~np.isnan(scores[rows])]
+        complete = len(np.unique(subtasks[scored])) == subtasks.max() + 1
+        cells.setdefault(press, {})[budget] = Cell(
+            score=mean_interval(scores[scored], subtasks[scored], sources[scored]) if complete else Estimate(),
+            n=len(scored),
+            failed=len(rows) - len(scored),
+            whole=int(np.count_nonzero(~compressed[rows])),
+        )
+    return cells
+
+
+def _curve(press: str, cells: dict[str, Cell], budgets: Sequence[Budget], full: Cell | None) -> Curve:
+    """Return a press without what the bootstrap adds."""
+    tokens = [budget.tokens for budget in budgets]
     means = [cells[budget.label].score.mean if budget.label in cells else None for budget in budgets]
-    return normalised_auc([budget.tokens for budget in budgets], means, full.score.mean if full else None)
+    reference = full.score.mean if full else None
+    auc = normalised_auc(tokens, means, reference)
+    return Curve(press, cells, auc, enough=enough_budget(tokens, means, reference))
+
+
+def _bootstrapped(
+    curves: Sequence[Curve], frame: pd.DataFrame, budgets: Sequence[Budget], is_bound: Callable[[str], bool]
+) -> list[Curve]:
+    """Add the intervals of the areas and the differences from the leader."""
+    ranked = sorted((curve for curve in curves if curve.auc is not None), key=_best_first)
+    if not ranked:
+        return list(curves)
+    tokens = [budget.tokens for budget in budgets]
+    grid = score_grid(frame, [budget.label for budget in budgets])
+    number = {press: place for place, press in enumerate(grid.presses)}
+    intervals = area_intervals(grid, tokens)
+    found = {
+        curve.press: replace(
+            curve,
+            auc_low=_known(intervals.low[number[curve.press]]),
+            auc_high=_known(intervals.high[number[curve.press]]),
+        )
+        for curve in curves
+    }
+    leader, *others = [curve.press for curve in ranked if not is_bound(curve.press)] or [ranked[0].press]
+    differences = area_differences(grid, tokens, [number[press] for press in others], number[leader])
+    for press, difference in zip(others, differences, strict=True):
+        found[press] = replace(found[press], ahead=difference)
+    return list(found.values())
+
+
+def _trapezoid_weights(tokens: Sequence[float]) -> Floats:
+    """Return what each budget's score weighs in the area over log2(budget), divided by the log range: `[budgets]`."""
+    position = np.log2(tokens)
+    steps = np.diff(position) / (position[-1] - position[0])
+    return np.convolve(steps, [0.5, 0.5])
+
+
+def _best_first(curve: Curve) -> tuple[bool, float, str]:
+    return (curve.auc is None, -(curve.auc or 0), curve.press)
+
+
+def _known(number: float) -> float | None:
+    return float(number) if np.isfinite(number) else None
 
 
 def _budgets(frame: pd.DataFrame) -> list[Budget]:
@@ -356,13 +433,3 @@ def _budgets(frame: pd.DataFrame) -> list[Budget]:
         for label, mean in zip(map(str, tokens.index), tokens, strict=True)
     ]
     return sorted(budgets, key=lambda budget: budget.tokens)
-
-
-def _names(frame: pd.DataFrame) -> pd.Series:
-    """Return each row's press label, with the identity where one label has several."""
-    pairs = frame[["press", "press_identity"]].drop_duplicates()
-    twins = set(pairs["press"][pairs["press"].duplicated()]) - {FULL}
-    if not twins:
-        return frame["press"]
-    label, identity = frame["press"].astype(str), frame["press_identity"].astype(str).str[:6]
-    return label.where(~label.isin(twins), label + "#" + identity)

@@ -1,6 +1,6 @@
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -8,11 +8,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
+from statsmodels.stats.multitest import multipletests
 
+from kvbench.bootstrap import ClusterBootstrap
 from kvbench.records import FULL, Record
-from kvbench.statistics import Estimate, mean_interval, normalised_auc, summarise
+from kvbench.statistics import Curve, EnoughBudget, Estimate, enough_budget, mean_interval, normalised_auc, summarise
 from simulated import make_record
 
+T = TypeVar("T")
 Sampled = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
 
@@ -232,3 +235,154 @@ def test_two_identities_of_one_label_are_not_mixed() -> None:
     curves = summarise(frame_of(*old, *new, make_record("tova", sample="vt/0"))).curves
     means = {curve.press: curve.cells["256"].score.mean for curve in curves}
     assert means == {"kvp#aaaaaa": 0.0, "kvp#bbbbbb": 1.0, "tova": 1.0}
+
+
+def sampled(
+    chances: dict[str, list[float]], budgets: tuple[str, ...] = ("64", "128", "512"), n: int = 20, seed: int = 0
+) -> list[Record]:
+    """Scores of presses on samples of which some are harder than others, as the full cache finds them, too."""
+    random = np.random.default_rng(seed)
+    records = []
+    for sample in (f"{subtask}/{index}" for subtask in ("qa_1", "vt") for index in range(n)):
+        ease = random.choice([0.2, 1.2])
+        records.append(make_record(FULL, FULL, sample, random.binomial(4, 0.8 * ease) / 4))
+        records += [
+            make_record(press, budget, sample, random.binomial(4, chance * ease) / 4)
+            for press, row in chances.items()
+            for budget, chance in zip(budgets, row, strict=True)
+        ]
+    return records
+
+
+def by_press(records: list[Record], is_bound: Callable[[str], bool] = lambda _: False) -> dict[str, Curve]:
+    return {curve.press: curve for curve in summarise(frame_of(*records), is_bound).curves}
+
+
+def known(value: T | None) -> T:
+    assert value is not None
+    return value
+
+
+CHANCES = {"best": [0.5, 0.7, 0.8], "close": [0.48, 0.69, 0.8], "worse": [0.1, 0.2, 0.3]}
+
+
+def without(records: list[Record], press: str, budget: str, sample: str) -> list[Record]:
+    """The records, of which one failed."""
+    changes = {"score": None, "status": "failed"}
+    return [
+        record.model_copy(
+            update=changes if (record.press, record.budget, record.sample) == (press, budget, sample) else {}
+        )
+        for record in records
+    ]
+
+
+def test_an_area_has_the_interval_of_resampled_sources() -> None:
+    records = sampled(CHANCES)
+    frame = frame_of(*records)
+    table = frame[frame.press == "best"].pivot(index="sample", columns="budget", values="score")
+    full = frame[frame.press == FULL].set_index("sample")["score"][table.index]
+    octaves = np.trapezoid(table[["64", "128", "512"]], np.log2([64, 128, 512]), axis=1) / 3
+    bootstrap = ClusterBootstrap(table.index.str.startswith("vt"), np.arange(len(table)))
+    expected = bootstrap.intervals(bootstrap.means(octaves[:, None]) / bootstrap.means(full.to_numpy()[:, None]))
+    area = by_press(records)["best"].area
+    assert limits(area) == pytest.approx((expected.low[0], expected.high[0]), rel=0.05)  # other resamples
+    assert area.mean == pytest.approx(np.mean(octaves) / np.mean(full))
+
+
+def test_an_interval_is_around_the_area_whether_or_not_answers_failed() -> None:
+    failing = without(without(sampled(CHANCES), "best", "64", "vt/3"), FULL, FULL, "qa_1/5")
+    for records in (sampled(CHANCES), failing):
+        for curve in by_press(records).values():
+            assert sum(limits(curve.area)) / 2 == pytest.approx(known(curve.auc))
+
+
+def test_the_others_are_compared_with_the_leader_sample_by_sample() -> None:
+    curves = by_press(sampled(CHANCES))
+    best, close, worse = (curves[press] for press in CHANCES)
+    assert best.ahead is None
+    assert known(close.ahead).mean == pytest.approx(known(close.auc) - known(best.auc))
+    assert (close.tied, worse.tied, best.tied) == (True, False, False)
+    assert known(worse.ahead).n == 40
+    # Paired: both find the same samples hard, so that their difference is surer than either.
+    unpaired = np.hypot(*(np.ptp(limits(curve.area)) for curve in (best, close)))
+    assert np.ptp(limits(known(close.ahead))) < 0.9 * unpaired
+
+
+def test_p_values_against_the_leader_are_holms() -> None:
+    chances = {f"press {place}": [0.5 - 0.05 * place, 0.6 - 0.05 * place, 0.7 - 0.05 * place] for place in range(6)}
+    found = [curve.ahead for curve in by_press(sampled(chances)).values() if curve.ahead]
+    assert len(found) == 5
+    adjusted = multipletests([difference.p for difference in found], method="holm")[1]
+    assert [difference.adjusted_p for difference in found] == pytest.approx(list(adjusted))
+    assert {difference.told for difference in found} == {True, False}
+    assert [difference.told for difference in found] == [known(difference.adjusted_p) < 0.05 for difference in found]
+
+
+def test_a_difference_is_of_the_samples_that_both_presses_have() -> None:
+    records = without(without(sampled(CHANCES), "close", "64", "vt/3"), "best", "128", "qa_1/0")
+    kept = [record for record in records if record.sample not in ("vt/3", "qa_1/0")]
+    curves, expected = by_press(records), by_press(kept)
+    assert known(curves["close"].ahead).n == 38
+    assert known(curves["worse"].ahead).n == 39
+    for end in ("mean", "low", "high", "p"):
+        assert getattr(curves["close"].ahead, end) == pytest.approx(getattr(expected["close"].ahead, end))
+
+
+def test_a_press_that_never_succeeds_where_the_leader_does_is_not_compared() -> None:
+    records = sampled(CHANCES)
+    for sample in {record.sample for record in records if record.subtask == "vt"}:
+        records = without(records, "close", "64" if sample < "vt/2" else "128", sample)
+    close = by_press(records)["close"]
+    assert close.auc is not None
+    assert close.ahead is not None
+    assert (close.ahead.mean, close.ahead.p, close.tied) == (None, None, True)
+
+
+def test_a_bound_neither_leads_nor_is_compared() -> None:
+    curves = by_press(sampled({"oracle": [0.8, 0.8, 0.8], **CHANCES}), lambda press: press == "oracle")
+    assert next(iter(curves)) == "oracle"
+    assert curves["oracle"].ahead is None
+    assert curves["best"].ahead is None
+    assert known(curves["worse"].ahead).mean == pytest.approx(known(curves["worse"].auc) - known(curves["best"].auc))
+
+
+def test_a_press_that_lacks_a_budget_is_compared_with_nothing() -> None:
+    records = [r for r in sampled(CHANCES) if (r.press, r.budget) != ("best", "64")]
+    curves = by_press(records)
+    assert (curves["best"].area, curves["best"].ahead, curves["best"].enough) == (Estimate(), None, None)
+    assert curves["close"].ahead is None
+    assert not curves["worse"].tied
+
+
+def test_one_sample_per_subtask_has_areas_without_intervals() -> None:
+    curve = by_press(sampled({"best": [0.5, 0.7, 0.8], "other": [0.5, 0.7, 0.8]}, n=1))["other"]
+    assert curve.auc is not None
+    assert (curve.auc_low, curve.auc_high) == (None, None)
+    assert curve.ahead is None or curve.tied
+
+
+@pytest.mark.parametrize(
+    ("means", "expected"),
+    [
+        pytest.param([0.2, 0.66, 0.86, 0.9], EnoughBudget(2**7.5, "="), id="between two budgets"),
+        pytest.param([0.2, 0.76, 0.8, 0.8], EnoughBudget(128, "="), id="at a budget"),
+        pytest.param([0.2, 0.8, 0.6, 0.8], EnoughBudget(64 * 2 ** (0.56 / 0.6), "="), id="the first of several"),
+        pytest.param([0.76, 0.76, 0.8, 0.8], EnoughBudget(64, "≤"), id="the smallest is enough"),
+        pytest.param([0.1, 0.2, 0.5, 0.7], EnoughBudget(512, ">"), id="the largest is not enough"),
+        pytest.param([0.1, None, 0.8, 0.8], None, id="a missing score"),
+    ],
+)
+def test_the_budget_that_is_enough(means: list[float | None], expected: EnoughBudget | None) -> None:
+    found = enough_budget([64, 128, 256, 512], means, 0.8)
+    if expected is None:
+        assert found is None
+        return
+    assert found is not None
+    assert (found.relation, found.tokens) == (expected.relation, pytest.approx(expected.tokens))
+
+
+def test_enough_is_not_known_without_a_full_cache_that_scores() -> None:
+    assert enough_budget([64], [0.5], None) is None
+    assert enough_budget([64], [0.5], 0.0) is None
+    assert [str(EnoughBudget(411.7, "=")), str(EnoughBudget(64, "≤"))] == ["412", "≤ 64"]

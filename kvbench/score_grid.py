@@ -1,0 +1,84 @@
+"""Records as one array of scores, in which everything that is compared lies side by side: paired by sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from kvbench.records import FULL
+
+Floats = NDArray[np.float64]
+Codes = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ScoreGrid:
+    """The scores of one protocol. A sample here is one question: what two presses can both answer.
+
+    Attributes:
+        presses: The names of the second axis.
+        scores: `[samples, presses, budgets]`, NaN where a cell failed or was not run.
+        full: `[samples]`, the full cache's.
+        subtask: `[samples]`, as integers.
+        source: `[samples]`, the source document, as integers.
+    """
+
+    presses: tuple[str, ...]
+    scores: Floats
+    full: Floats
+    subtask: Codes
+    source: Codes
+
+    @property
+    def complete(self) -> NDArray[np.bool_]:
+        """`[samples, presses]`: whether the press scored at every budget and the full cache did, too."""
+        return ~np.isnan(self.scores).any(axis=2) & ~np.isnan(self.full)[:, None]
+
+
+def score_grid(frame: pd.DataFrame, budgets: Sequence[str]) -> ScoreGrid:
+    """Arrange the records of one protocol.
+
+    Args:
+        frame: Rows of `kvbench.store.Results.frame`.
+        budgets: The labels of the last axis.
+    """
+    subtask, source = pd.factorize(frame["subtask"])[0], pd.factorize(frame["source"])[0]
+    sample, first = _questions(frame, subtask)
+    score = frame["score"].where(frame["status"] == "ok").to_numpy(float)
+    press, names = pd.factorize(press_names(frame))
+    budget = pd.Index(budgets).get_indexer(pd.Index(frame["budget"].astype(str)))
+
+    full = np.full(len(first), np.nan)
+    of_full = (frame["budget"] == FULL).to_numpy()
+    full[sample[of_full]] = score[of_full]
+    scores = np.full((len(first), len(names), len(budgets)), np.nan)
+    placed = budget >= 0
+    scores[sample[placed], press[placed], budget[placed]] = score[placed]
+    presses = [place for place, name in enumerate(names) if name != FULL]
+    return ScoreGrid(
+        tuple(str(names[place]) for place in presses), scores[:, presses], full, subtask[first], source[first]
+    )
+
+
+def press_names(frame: pd.DataFrame) -> pd.Series:
+    """Return each row's press label, with the identity where one label has several."""
+    pairs = frame[["press", "press_identity"]].drop_duplicates()
+    twins = set(pairs["press"][pairs["press"].duplicated()]) - {FULL}
+    if not twins:
+        return frame["press"]
+    label, identity = frame["press"].astype(str), frame["press_identity"].astype(str).str[:6]
+    return label.where(~label.isin(twins), label + "#" + identity)
+
+
+def _questions(frame: pd.DataFrame, subtask: Codes) -> tuple[Codes, Codes]:
+    """Number the questions; return each row's number, and of each question the first row."""
+    sample, question = pd.factorize(frame["sample"])[0], frame["question"].to_numpy(int)
+    combined = np.ravel_multi_index(
+        (subtask, sample, question), (subtask.max() + 1, sample.max() + 1, question.max() + 1)
+    )
+    _, first, number = np.unique(combined, return_index=True, return_inverse=True)
+    return number, first
