@@ -178,6 +178,19 @@ def plot(
 
 
 @app.command()
+def leaderboard(
+    results: ResultsArgument = Path("results"),
+    to: Annotated[Path, typer.Option("--out", help="Folder of the page.")] = Path("site"),
+    serve: Annotated[bool, typer.Option("--serve", help="Serve it to this machine and open it.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="With --serve; 0 takes any that is free.")] = 0,
+) -> None:
+    """Write the results as one HTML page of sortable tables and curves that needs no network."""
+    from kvbench.commands.leaderboard import leaderboard_command
+
+    leaderboard_command(results, to, serve, port, out)
+
+
+@app.command()
 def validate(
     results: ResultsArgument,
     as_json: JsonOption = False,

@@ -1,0 +1,1 @@
+"""The leaderboard: one HTML page that needs neither a network nor a server."""
