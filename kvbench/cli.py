@@ -156,13 +156,16 @@ def info(
 @app.command()
 def table(
     results: ResultsArgument,
-    subtasks: Annotated[bool, typer.Option("--subtasks", help="One table per subtask.")] = False,
-    format_: Annotated[str, typer.Option("--format", help="rich, md, csv or json.")] = "rich",
+    metric: Annotated[
+        str, typer.Option(help="score: by budget, one table per protocol; auc: by task, one table of all protocols.")
+    ] = "score",
+    subtasks: Annotated[bool, typer.Option("--subtasks", help="Each subtask, too.")] = False,
+    format_: Annotated[str, typer.Option("--format", help="rich, md, csv, json or latex.")] = "rich",
 ) -> None:
-    """Print scores by press and budget with 95 % intervals, one table per protocol."""
+    """Print scores by press and budget, or areas by press and task, with 95 % intervals and ties."""
     from kvbench.commands.table import table_command
 
-    table_command(results, subtasks, format_, out)
+    table_command(results, metric, subtasks, format_, out)
 
 
 @app.command()

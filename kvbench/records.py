@@ -37,8 +37,6 @@ class Protocol(BaseModel):
     task: str
     """The task's name without subset, e.g. `ruler-4k`."""
     task_version: int
-    data: str
-    """The fingerprint of the task's source data."""
     subtasks: tuple[str, ...] = ()
     """All subtasks that the task's score is the mean of, whichever were run; none if the task has no such list."""
     metric: str
@@ -106,6 +104,10 @@ class Record(BaseModel):
     budget_tokens: int = Field(ge=1)
     """The budget in tokens per KV head for this sample, at most `context_tokens`."""
     sample: str
+    sample_hash: str
+    """Content hash of the sample: context, questions and targets."""
+    data: str
+    """The source data that the sample was drawn from, with fingerprints or revisions."""
     question: int = 0
     """Which of the sample's questions, from 0."""
     subtask: str

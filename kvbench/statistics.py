@@ -144,11 +144,18 @@ class Summary:
         budgets: Tokens ascending, then shares ascending.
         full: The full cache, None where it was not run.
         curves: The best area first, those without one last, then by name.
+        leader: The press that the others are compared with: of those that are no bounds the one with the best area.
     """
 
     budgets: tuple[Budget, ...]
     full: Cell | None
     curves: tuple[Curve, ...]
+    leader: str | None = None
+
+    @property
+    def bounds(self) -> list[str]:
+        """Presses that have an area and are no contenders."""
+        return [c.press for c in self.curves if c.auc is not None and c.ahead is None and c.press != self.leader]
 
 
 def summarise(frame: pd.DataFrame, is_bound: Callable[[str], bool] = lambda _: False) -> Summary:
@@ -163,11 +170,19 @@ def summarise(frame: pd.DataFrame, is_bound: Callable[[str], bool] = lambda _: F
     cells = _cells(frame)
     full = cells.pop(FULL, {}).get(FULL)
     budgets = _budgets(frame)
-    curves = _bootstrapped([_curve(press, cells[press], budgets, full) for press in cells], frame, budgets, is_bound)
+    curves = sorted((_curve(press, cells[press], budgets, full) for press in cells), key=_best_first)
+    leader = next((curve.press for curve in curves if curve.auc is not None and not is_bound(curve.press)), None)
+    if any(curve.auc is not None for curve in curves):
+        grid = score_grid(frame, [budget.label for budget in budgets])
+        tokens = [budget.tokens for budget in budgets]
+        curves = _with_intervals(curves, grid, tokens)
+        if leader is not None:
+            curves = _compared(curves, leader, grid, tokens, is_bound)
     return Summary(
         budgets=tuple(sorted(budgets, key=lambda budget: (budget.is_share, budget.tokens))),
         full=full,
-        curves=tuple(sorted(curves, key=_best_first)),
+        curves=tuple(curves),
+        leader=leader,
     )
 
 
@@ -287,6 +302,8 @@ def area_differences(
         presses: Numbers of presses.
         reference: The number of the press to compare with.
     """
+    if not len(presses):
+        return []
     complete = grid.complete
     paired = complete[:, presses] & complete[:, [reference]]  # [samples, presses]
     differences = [Difference()] * len(presses)
@@ -384,30 +401,25 @@ def _curve(press: str, cells: dict[str, Cell], budgets: Sequence[Budget], full: 
     return Curve(press, cells, auc, enough=enough_budget(tokens, means, reference))
 
 
-def _bootstrapped(
-    curves: Sequence[Curve], frame: pd.DataFrame, budgets: Sequence[Budget], is_bound: Callable[[str], bool]
-) -> list[Curve]:
-    """Add the intervals of the areas and the differences from the leader."""
-    ranked = sorted((curve for curve in curves if curve.auc is not None), key=_best_first)
-    if not ranked:
-        return list(curves)
-    tokens = [budget.tokens for budget in budgets]
-    grid = score_grid(frame, [budget.label for budget in budgets])
-    number = {press: place for place, press in enumerate(grid.presses)}
+def _with_intervals(curves: Sequence[Curve], grid: ScoreGrid, tokens: Sequence[float]) -> list[Curve]:
     intervals = area_intervals(grid, tokens)
-    found = {
-        curve.press: replace(
-            curve,
-            auc_low=_known(intervals.low[number[curve.press]]),
-            auc_high=_known(intervals.high[number[curve.press]]),
-        )
-        for curve in curves
-    }
-    leader, *others = [curve.press for curve in ranked if not is_bound(curve.press)] or [ranked[0].press]
-    differences = area_differences(grid, tokens, [number[press] for press in others], number[leader])
-    for press, difference in zip(others, differences, strict=True):
-        found[press] = replace(found[press], ahead=difference)
-    return list(found.values())
+    ends = dict(zip(grid.presses, zip(intervals.low, intervals.high, strict=True), strict=True))
+    return [
+        replace(curve, auc_low=_known(ends[curve.press][0]), auc_high=_known(ends[curve.press][1])) for curve in curves
+    ]
+
+
+def _compared(
+    curves: Sequence[Curve], leader: str, grid: ScoreGrid, tokens: Sequence[float], is_bound: Callable[[str], bool]
+) -> list[Curve]:
+    """Add the differences from the leader."""
+    others = [
+        curve.press for curve in curves if curve.auc is not None and curve.press != leader and not is_bound(curve.press)
+    ]
+    number = {press: place for place, press in enumerate(grid.presses)}
+    found = area_differences(grid, tokens, [number[press] for press in others], number[leader])
+    differences = dict(zip(others, found, strict=True))
+    return [replace(curve, ahead=differences.get(curve.press)) for curve in curves]
 
 
 def _trapezoid_weights(tokens: Sequence[float]) -> Floats:

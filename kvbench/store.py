@@ -100,6 +100,18 @@ class ResultsFolder:
         last = dict(zip(table["key"].to_pylist(), table["status"].to_pylist(), strict=True))
         return {key for key, status in last.items() if status == "ok"}
 
+    def sample_hashes(self, protocol: Protocol) -> dict[str, str]:
+        """Return the content hash of every sample that has records, by the sample's id.
+
+        Raises:
+            UsageError: The protocol's files are not what kvbench writes.
+        """
+        file = self.records_file(protocol)
+        if not file.exists():
+            return {}
+        table = read_records(file, ["sample", "sample_hash"])
+        return dict(zip(table["sample"].to_pylist(), table["sample_hash"].to_pylist(), strict=True))
+
     @contextmanager
     def writer(self) -> Iterator[ResultsWriter]:
         """Make the folder if it is not there and hold it for writing; a lock dies with its process.

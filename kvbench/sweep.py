@@ -71,6 +71,7 @@ class WorkItem:
     task: Task
     protocol: Protocol
     sample: Sample
+    sample_hash: str
     prompt: Prompt
     cells: list[PlannedCell]
 
@@ -124,7 +125,8 @@ def make_plan(
         named: Labels of presses that must run: in chunks, the others that would not are left out.
 
     Raises:
-        UsageError: A named press cannot run under a task's schedule.
+        UsageError: A named press cannot run under a task's schedule, or the results hold other samples under the
+            same names.
     """
     plan = Plan(presses)
     identities = {label: content_hash([label.partition(":")[0], press.identity()]) for label, press in presses.items()}
@@ -132,9 +134,15 @@ def make_plan(
     for task in tasks:
         protocol = _protocol(source, task, settings)
         finished = results.finished(protocol)
+        known_samples = results.sample_hashes(protocol)
         fitting = _fitting(presses, protocol, named)
         for sample in task.samples(source.tokenizer, settings.limit, settings.seed):
             sample_hash = content_hash(sample.model_dump(mode="json"))
+            if known_samples.get(sample.id, sample_hash) != sample_hash:
+                raise UsageError(
+                    f"results folder '{results.path}' holds {protocol.task} with another sample '{sample.id}', drawn "
+                    f"from other data than {task.data_of(sample.subtask)}: use another folder"
+                )
             for prompt in prompts_of(source.tokenizer, sample, protocol.question, task.chat_template):
                 cells = [
                     cell
@@ -145,7 +153,7 @@ def make_plan(
                 missing = [cell for cell in cells if cell.key not in finished]
                 plan.done += len(cells) - len(missing)
                 if missing:
-                    plan.items.append(WorkItem(task, protocol, sample, prompt, missing))
+                    plan.items.append(WorkItem(task, protocol, sample, sample_hash, prompt, missing))
     return plan
 
 
@@ -188,7 +196,6 @@ def _protocol(source: ModelSource, task: Task, settings: Settings) -> Protocol:
         weights=source.weights,
         task=task.name,
         task_version=task.version,
-        data=task.data,
         subtasks=tuple(task.subtasks),
         metric=task.metric,
         binary=task.binary,
@@ -296,6 +303,8 @@ def _record(item: WorkItem, plan: Plan, cell: PlannedCell, environment: str, err
         budget=cell.budget,
         budget_tokens=cell.variant.budget,
         sample=item.sample.id,
+        sample_hash=item.sample_hash,
+        data=item.task.data_of(item.sample.subtask),
         question=cell.question,
         subtask=item.sample.subtask,
         source=item.sample.source,

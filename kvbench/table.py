@@ -7,20 +7,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import pandas as pd
-from rich import box
 from rich.console import Console
-from rich.table import Table as RichTable
-from rich.text import Text
 
 from kvbench.captions import conditions_of, missing_subtasks, title_of
 from kvbench.errors import unknown
 from kvbench.records import FULL, Protocol
-from kvbench.statistics import Cell, Estimate, Summary, summarise
+from kvbench.statistics import Cell, Curve, Estimate, Summary, summarise
 from kvbench.store import Results
+from kvbench.table_layout import Column, Layout, to_terminal
+from kvbench.table_layout import to_latex as layout_to_latex
+from kvbench.table_layout import to_markdown as layout_to_markdown
 
 NOT_KNOWN = "n/a"
 NOT_RUN = "-"
-_GAP = 2  # between columns
+LEADS, TIES = "*", "="
+"""What follows the area of the leader, and of those that are not told from it."""
+MARKS = f"{LEADS} leads; {TIES} not told from it (paired bootstrap, Holm-adjusted p ≥ 0.05)"
 
 
 @dataclass(frozen=True)
@@ -42,28 +44,34 @@ class Table:
         return title_of(self.protocol, self.subtask, self.missing)
 
 
-def make_tables(results: Results, subtasks: bool = False) -> list[Table]:
-    """Make one table per protocol, followed by one per subtask, in the task's order, where `subtasks` asks for them."""
+def make_tables(
+    results: Results, subtasks: bool = False, is_bound: Callable[[str], bool] = lambda _: False
+) -> list[Table]:
+    """Make one table per protocol, followed by one per subtask, in the task's order, where `subtasks` asks for them.
+
+    Presses that `is_bound` names are no contenders, see `summarise`.
+    """
     tables = []
     for protocol in results.protocols.values():
         rows = results.rows(protocol)
         places = {name: place for place, name in enumerate(protocol.subtasks)}
         names = sorted(rows["subtask"].unique(), key=lambda name: (places.get(name, len(places)), name))
-        tables.append(Table(protocol, None, summarise(rows), missing_subtasks(protocol, names)))
+        tables.append(Table(protocol, None, summarise(rows, is_bound), missing_subtasks(protocol, names)))
         if subtasks:
-            tables += [Table(protocol, name, summarise(rows[rows["subtask"] == name])) for name in names]
+            parts = {name: rows[rows["subtask"] == name] for name in names}
+            tables += [Table(protocol, name, summarise(part, is_bound)) for name, part in parts.items()]
     return tables
 
 
 def show(tables: Sequence[Table], style: str, console: Console) -> None:
-    """Print tables as `rich` (for reading, within the console's width), `md`, `csv` or `json`.
+    """Print tables as `rich` (for reading, within the console's width), `md`, `csv`, `json` or `latex`.
 
     Raises:
         UsageError: There is no such style.
     """
     if style == "rich":
         for table in tables:
-            _print(table, console)
+            to_terminal(_layout(table), console)
     elif style in _STYLES:
         console.out(_STYLES[style](tables), highlight=False, end="")
     else:
@@ -72,7 +80,12 @@ def show(tables: Sequence[Table], style: str, console: Console) -> None:
 
 def to_markdown(tables: Sequence[Table]) -> str:
     """Render tables as Markdown, each under a heading."""
-    return "\n".join(f"### {table.title}\n\n{_markdown(table)}" for table in tables)
+    return "\n".join(layout_to_markdown(_layout(table)) for table in tables)
+
+
+def to_latex(tables: Sequence[Table]) -> str:
+    """Render tables for LaTeX with the package booktabs."""
+    return "\n".join(layout_to_latex(_layout(table)) for table in tables)
 
 
 def to_csv(tables: Sequence[Table]) -> str:
@@ -84,18 +97,21 @@ def to_csv(tables: Sequence[Table]) -> str:
             "task": table.protocol.task,
             "subtask": table.subtask,
             "missing": "+".join(table.missing),
-            "press": press,
+            "press": curve.press,
             "budget": label,
             "budget_tokens": next((b.tokens for b in table.summary.budgets if b.label == label), None),
             **asdict(cell.score),
             "n": cell.n,
             "failed": cell.failed,
             "whole": cell.whole,
-            "auc": auc,
+            "auc": curve.auc,
+            "auc_low": curve.auc_low,
+            "auc_high": curve.auc_high,
+            "tied": curve.tied,
         }
         for table in tables
-        for press, cells, auc in _rows(table.summary)
-        for label, cell in cells.items()
+        for curve in _rows(table.summary)
+        for label, cell in curve.cells.items()
     ]
     return pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")
 
@@ -109,57 +125,67 @@ def to_json(tables: Sequence[Table]) -> str:
             "subtask": table.subtask,
             "missing": table.missing,
             **asdict(table.summary),
+            "tied": [curve.press for curve in table.summary.curves if curve.tied],
         }
         for table in tables
     ]
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
-_STYLES: dict[str, Callable[[Sequence[Table]], str]] = {"md": to_markdown, "csv": to_csv, "json": to_json}
+_STYLES: dict[str, Callable[[Sequence[Table]], str]] = {
+    "md": to_markdown,
+    "csv": to_csv,
+    "json": to_json,
+    "latex": to_latex,
+}
 
 
-@dataclass(frozen=True)
-class _Column:
-    head: str
-    values: list[str]
-
-    @property
-    def width(self) -> int:
-        return max(len(text) for text in (self.head, *self.values))
-
-
-@dataclass(frozen=True)
-class _Layout:
-    press: _Column
-    scores: list[_Column]
-    beside: list[_Column]
-    """What a row has beside its scores: the area, and counts where they say something."""
+def areas(curves: Sequence[Curve], leader: str | None) -> list[str]:
+    """Return the areas with their intervals, the leader and those tied with it marked."""
+    marks = [LEADS if curve.press == leader else TIES if curve.tied else "" for curve in curves]
+    if not any(curve.ahead for curve in curves):
+        return [estimate(curve.area, 2) for curve in curves]
+    width = max(map(len, marks))
+    return [estimate(curve.area, 2) + mark.ljust(width) for curve, mark in zip(curves, marks, strict=True)]
 
 
-def _rows(summary: Summary) -> list[tuple[str, dict[str, Cell], float | None]]:
-    """Return press, cells and area, the full cache first."""
-    full = [(FULL, {FULL: summary.full}, None)] if summary.full else []
-    return [*full, *((curve.press, curve.cells, curve.auc) for curve in summary.curves)]
+def estimate(score: Estimate, decimals: int) -> str:
+    """Return a number with half its interval."""
+    half = _half(score)
+    interval = "" if half is None else f"±{half:.{decimals}f}".replace("±0.", "±.")
+    return (NOT_KNOWN if score.mean is None else f"{score.mean:.{decimals}f}") + interval
 
 
-def _layout(summary: Summary) -> _Layout:
+def _rows(summary: Summary) -> list[Curve]:
+    """Return the full cache, which has no area, and the presses."""
+    return [*([Curve(FULL, {FULL: summary.full})] if summary.full else []), *summary.curves]
+
+
+def _layout(table: Table) -> Layout:
+    summary = table.summary
     rows = _rows(summary)
     labels = [budget.label for budget in summary.budgets] or [FULL]
     decimals = _decimals(summary)
-    scores = [
-        _Column(label, [_score(cells.get(FULL) or cells.get(label), decimals) for _, cells, _ in rows])
+    columns = [
+        Column(label, [_score(row.cells.get(FULL) or row.cells.get(label), decimals) for row in rows])
         for label in labels
     ]
-    beside = []
     if len(labels) > 1:
-        beside.append(_Column("AUC", ["" if press == FULL else _number(auc, 2) for press, _, auc in rows]))
+        full = [""] if summary.full else []
+        columns.append(Column("AUC", [*full, *areas(summary.curves, summary.leader)]))
     if len(_counts(summary)) > 1:
-        beside.append(_Column("n", [_range({cell.n for cell in cells.values()}) for _, cells, _ in rows]))
+        columns.append(Column("n", [_range({cell.n for cell in row.cells.values()}) for row in rows]))
     for head, total in (("failed", _failed), ("whole", _whole)):
-        totals = [total(cells) for _, cells, _ in rows]
+        totals = [total(row.cells) for row in rows]
         if any(totals):
-            beside.append(_Column(head, [str(number) for number in totals]))
-    return _Layout(_Column("press", [press for press, _, _ in rows]), scores, beside)
+            columns.append(Column(head, [str(number) for number in totals]))
+    return Layout(
+        title=table.title,
+        names=Column("press", [row.press for row in rows]),
+        groups=[[column] for column in columns],
+        notes=_notes(table, {column.head for column in columns}),
+        rule=summary.full is not None,
+    )
 
 
 def _failed(cells: dict[str, Cell]) -> int:
@@ -171,15 +197,14 @@ def _whole(cells: dict[str, Cell]) -> int:
 
 
 def _counts(summary: Summary) -> set[int]:
-    return {cell.n for _, cells, _ in _rows(summary) for cell in cells.values()}
+    return {cell.n for row in _rows(summary) for cell in row.cells.values()}
 
 
 def _range(numbers: set[int]) -> str:
     return str(min(numbers)) if len(numbers) == 1 else f"{min(numbers)}-{max(numbers)}"
 
 
-def _notes(table: Table, layout: _Layout) -> list[str]:
-    heads = {column.head for column in layout.beside}
+def _notes(table: Table, heads: set[str]) -> list[str]:
     reading = ["± half the 95 % interval"]
     if "n" not in heads:
         reading.append(f"n = {_range(_counts(table.summary))} answers")
@@ -187,6 +212,10 @@ def _notes(table: Table, layout: _Layout) -> list[str]:
         reading.append("AUC over log2(budget) as a share of the full cache")
     notes = [f"missing: {', '.join(table.missing)}"] if table.missing else []
     notes += [conditions_of(table.protocol), "; ".join(reading)]
+    if any(curve.ahead for curve in table.summary.curves):
+        notes.append(MARKS)
+    if table.summary.bounds and "AUC" in heads:
+        notes.append(f"not compared, a bound: {', '.join(table.summary.bounds)}")
     if "failed" in heads:
         notes.append("failed: answers without a score, which no mean includes")
     if "whole" in heads:
@@ -196,7 +225,7 @@ def _notes(table: Table, layout: _Layout) -> list[str]:
 
 def _decimals(summary: Summary) -> int:
     """Return the decimals that a table needs: fewer for scores up to 100, more for narrow intervals."""
-    scores = [cell.score for _, cells, _ in _rows(summary) for cell in cells.values()]
+    scores = [cell.score for row in _rows(summary) for cell in row.cells.values()]
     halves = [half for score in scores if (half := _half(score)) is not None]
     scale = max((abs(score.mean) for score in scores if score.mean is not None), default=1)
     narrow = bool(halves) and max(halves) < 0.01 * max(scale, 1)
@@ -208,55 +237,4 @@ def _half(score: Estimate) -> float | None:
 
 
 def _score(cell: Cell | None, decimals: int) -> str:
-    if cell is None:
-        return NOT_RUN
-    half = _half(cell.score)
-    interval = "" if half is None else f"±{half:.{decimals}f}".replace("±0.", "±.")
-    return _number(cell.score.mean, decimals) + interval
-
-
-def _number(value: float | None, decimals: int) -> str:
-    return NOT_KNOWN if value is None else f"{value:.{decimals}f}"
-
-
-def _markdown(table: Table) -> str:
-    layout = _layout(table.summary)
-    columns = [layout.press, *layout.scores, *layout.beside]
-    lines = [[column.head for column in columns], ["---", *["---:"] * (len(columns) - 1)]]
-    lines += [list(values) for values in zip(*(column.values for column in columns), strict=True)]
-    body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{body}\n\n{'; '.join(_notes(table, layout))}.\n"
-
-
-def _print(table: Table, console: Console) -> None:
-    layout = _layout(table.summary)
-    console.print(Text(table.title, style="bold"))
-    for block in _blocks(layout, console.width):
-        grid = RichTable(box=box.SIMPLE_HEAD, padding=(0, _GAP - 1, 0, 0), pad_edge=False, show_edge=False)
-        for column in block:
-            grid.add_column(column.head, justify="left" if column is layout.press else "right", overflow="fold")
-        for index, values in enumerate(zip(*(column.values for column in block), strict=True)):
-            grid.add_row(*map(Text, values), end_section=index == 0 and table.summary.full is not None)
-        console.print(grid)
-        console.print()
-    for note in _notes(table, layout):
-        console.print(Text(note, style="dim"))
-    console.print()
-
-
-def _blocks(layout: _Layout, width: int) -> list[list[_Column]]:
-    """Spread the columns evenly over the fewest blocks that fit the width, each with the presses in front."""
-    fewest = len(_filled(layout, width))
-    return next(blocks for narrower in range(width + 1) if len(blocks := _filled(layout, narrower)) <= fewest)
-
-
-def _filled(layout: _Layout, width: int) -> list[list[_Column]]:
-    blocks: list[list[_Column]] = []
-    room = -1
-    for column in [*layout.scores, *layout.beside]:
-        room -= _GAP + column.width
-        if room < 0:
-            blocks.append([layout.press])
-            room = width - layout.press.width - _GAP - column.width
-        blocks[-1].append(column)
-    return blocks
+    return NOT_RUN if cell is None else estimate(cell.score, decimals)

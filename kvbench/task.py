@@ -93,10 +93,9 @@ class Task(ABC):
     def name(self) -> str:
         """The task's full name without subset (`ruler-4k`): results of one name share a table."""
 
-    @property
     @abstractmethod
-    def data(self) -> str:
-        """A fingerprint of the source data: another one is another benchmark."""
+    def data_of(self, subtask: str) -> str:
+        """Say which source data a subtask's samples are drawn from: names with fingerprints or revisions."""
 
     @property
     def subtasks(self) -> Sequence[str]:

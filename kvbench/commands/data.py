@@ -74,12 +74,14 @@ def show_command(request: ShowRequest, full: bool, as_json: bool, out: Console, 
         _facts(sample, prompts_of(tokenizer, sample, placement, task.chat_template), tokenizer)
         for sample in task.samples(tokenizer, request.limit, request.seed)
     ]
+    data = {facts["subtask"]: task.data_of(facts["subtask"]) for facts in samples}
     if as_json:
-        shown = {"task": task.name, "data": task.data, "model": request.model, "question": placement}
+        shown = {"task": task.name, "data": data, "model": request.model, "question": placement}
         typer.echo(json.dumps({**shown, "seed": request.seed, "samples": samples}, indent=2, ensure_ascii=False))
         return
     out.print(Text(f"{task.name}, question {placement}, seed {request.seed}, tokens of {request.model}"))
-    out.print(Text(f"data: {task.data}", style="dim"))
+    for subtask, origin in data.items():
+        out.print(Text(f"data of {subtask}: {origin}", style="dim"))
     for facts in samples:
         _print(facts, full, out)
 

@@ -87,10 +87,13 @@ class Ruler(Task):
         """All thirteen."""
         return tuple(SUBTASKS)
 
-    @property
-    def data(self) -> str:
-        """Fingerprints of all sources, the same whichever subtasks are asked for."""
-        return self._data.fingerprint
+    def data_of(self, subtask: str) -> str:
+        """Name what a subtask is drawn from: word lists, essays, or a question answering set."""
+        if subtask in CORPUS_OF:
+            return self._data.corpus_origin(CORPUS_OF[subtask])
+        if subtask in ESSAY_SUBTASKS:
+            return f"{self._data.words_origin}, {self._data.haystack_origin}"
+        return self._data.words_origin
 
     def remarks(self) -> Sequence[str]:
         """Say what stands in for the essays, and which subtasks are missing.

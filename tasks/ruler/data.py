@@ -120,22 +120,19 @@ class Data:
         return "nltk's punkt_tab, which splits the essays into sentences, is not here (--data nltk=PATH)"
 
     @property
-    def fingerprint(self) -> str:
-        """Says which data this is; data that is not here is `none`."""
-        corpora = ((name, self.find(name)) for name in CORPORA)
-        return ", ".join(
-            [
-                f"wonderwords:{word_list_fingerprint()}",
-                self._haystack_fingerprint,
-                *(f"{name}:{found.origin if found else 'none'}" for name, found in corpora),
-            ]
-        )
+    def words_origin(self) -> str:
+        """Says which word lists keys and values are drawn from."""
+        return f"wonderwords {word_list_fingerprint()}"
 
     @property
-    def _haystack_fingerprint(self) -> str:
-        if self.is_own_prose:
-            return f"prose:{self.haystack.fingerprint}"
-        return f"essays:{self._essays.fingerprint if self._essays else 'none'}"
+    def haystack_origin(self) -> str:
+        """Says which text the haystack is."""
+        return f"{'prose' if self.is_own_prose else ESSAYS} {self.haystack.fingerprint}"
+
+    def corpus_origin(self, name: str) -> str:
+        """Say which copy of a corpus this is; `none` if it is not here."""
+        found = self.find(name)
+        return f"{name} {found.origin if found else 'none'}"
 
     def find(self, name: str) -> FoundCorpus | None:
         """Return the corpus called `name`, none if it is neither given nor on the hub.

@@ -310,3 +310,14 @@ def test_doctor_examines_this_machine() -> None:
     assert done.returncode == 0, done.stderr
     for word in ("torch", "threads", "presses", "smollm2-135m"):
         assert word in done.stdout
+
+
+def test_samples_of_other_data_are_not_mixed_into_a_folder(model_folder: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    run = run_arguments(model_folder, results, "--press", "k_norm", "--budgets", "8", "--limit", "1")
+    assert kvbench(*run).returncode == 0
+    [file] = results.glob("records/*.jsonl")
+    file.write_text(re.sub(r'"sample_hash":"[0-9a-f]{16}"', '"sample_hash":"0123456789abcdef"', file.read_text()))
+    done = kvbench(*run)
+    assert done.returncode == 2
+    assert "another sample 'fwe/0'" in error_of(done)

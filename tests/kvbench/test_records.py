@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from kvbench.records import Protocol, Record, content_hash
 from simulated import make_environment, make_protocol, make_record
 
-OTHER = {"question": "after", "binary": True}
+OTHER = {"question": "after", "binary": True, "chunk": 512, "subtasks": ("vt",)}
 
 
 @pytest.mark.parametrize("field", Protocol.model_fields)

@@ -1,5 +1,6 @@
 import io
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -9,11 +10,12 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from kvbench.area_table import area_rows, show_areas
 from kvbench.errors import UsageError
 from kvbench.records import FULL, Record
 from kvbench.statistics import summarise
 from kvbench.store import Results, ResultsFolder, load
-from kvbench.table import Table, make_tables, show, to_csv, to_json, to_markdown
+from kvbench.table import Table, make_tables, show, to_csv, to_json, to_latex, to_markdown
 from simulated import PRESSES, make_protocol, make_record, simulate
 
 
@@ -171,12 +173,14 @@ def test_markdown_is_a_table_under_a_heading(results: Results) -> None:
     assert {line.count("|") for line in table} == {1 + 1 + 6 + 1}
 
 
-@pytest.mark.parametrize("style", ["md", "csv", "json"])
+@pytest.mark.parametrize("style", ["md", "csv", "json", "latex"])
 def test_text_for_machines_is_never_wrapped(results: Results, style: str) -> None:
     tables = make_tables(results)
     narrow = Console(file=io.StringIO(), width=20)
     show(tables, style, narrow)
-    assert narrow.file.getvalue() == {"md": to_markdown, "csv": to_csv, "json": to_json}[style](tables)
+    assert narrow.file.getvalue() == {"md": to_markdown, "csv": to_csv, "json": to_json, "latex": to_latex}[style](
+        tables
+    )
 
 
 def test_an_unknown_format_is_refused(results: Results) -> None:
@@ -190,3 +194,102 @@ def test_results_of_the_full_cache_alone_have_a_table(tmp_path: Path) -> None:
     text = printed(make_tables(load(tmp_path)))
     assert row(text, "press") == ["press", "full"]
     assert row(text, "full") == ["full", "0.50"]
+
+
+def is_oracle(press: str) -> bool:
+    return press == "oracle"
+
+
+def areas_printed(tables: list[Table], style: str = "rich", width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    show_areas(tables, style, console)
+    return console.file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def two_tasks(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """All presses on one task; on another, with other budgets, kvp, tova and one that only it has."""
+    folder = tmp_path_factory.mktemp("two tasks")
+    simulate(folder)
+    simulate(folder, make_protocol(task="ruler-8k"), {"kvp": 5.0, "tova": 7.0, "extra": 9.0}, ("128", "512", "2048"))
+    return load(folder)
+
+
+def test_an_area_is_shown_with_its_interval_and_its_tie(results: Results) -> None:
+    (table,) = make_tables(results, is_bound=is_oracle)
+    text = printed([table])
+    marks = {}
+    for curve in table.summary.curves:
+        area, half = row(text, curve.press)[-1].split("±")
+        assert float(area) == pytest.approx(curve.auc, abs=0.005)
+        assert float(half.rstrip("*=")) == pytest.approx((curve.auc_high - curve.auc_low) / 2, abs=0.0051)
+        marks[curve.press] = half[3:]
+    leader = table.summary.leader
+    assert leader == next(curve.press for curve in table.summary.curves if curve.press != "oracle")
+    expected = {curve.press: "=" if curve.tied else "" for curve in table.summary.curves}
+    assert marks == expected | {leader: "*"}
+    assert "not compared, a bound: oracle" in text
+
+
+def test_all_protocols_are_columns_of_one_table_of_areas(two_tasks: Results) -> None:
+    tables = make_tables(two_tasks)
+    text = areas_printed(tables)
+    assert max(map(cell_len, text.splitlines())) <= 80
+    assert row(text, "press") == ["press", "ruler-4k", "at", "95%", "ruler-8k", "at", "95%"]
+    assert row(text, "extra")[1:3] == ["-", "-"]
+    assert row(text, "snapkv")[-2:] == ["-", "-"]
+    curves = [next(curve for curve in table.summary.curves if curve.press == "kvp") for table in tables]
+    shown = " ".join(row(text, "kvp"))
+    assert re.findall(r"([\d.]+)±", shown) == [f"{curve.auc:.2f}" for curve in curves]
+    assert re.findall(r"±\S+ (> \d+|≤ \d+|\d+)", shown) == [str(curve.enough) for curve in curves]
+    assert "ruler-4k, ruler-8k: smollm2-135m · recall; question inside" in " ".join(text.split())
+
+
+def test_protocols_of_one_task_are_told_apart_in_the_table_of_areas(tmp_path: Path) -> None:
+    for dtype in ("float32", "bfloat16"):
+        simulate(tmp_path, make_protocol(dtype=dtype), {"kvp": 5.0}, ["64", "128"], samples=3)
+    text = " ".join(areas_printed(make_tables(load(tmp_path), subtasks=True), width=200).split())
+    for number, table in enumerate(make_tables(load(tmp_path)), 1):
+        assert f"ruler-4k #{number}, ruler-4k:niah_single_1 #{number}" in text
+        assert f"{table.protocol.dtype}, sdpa" in text.partition(f"ruler-4k #{number}, ")[2].partition("#")[2]
+
+
+def test_a_press_without_a_score_has_no_area_in_any_table() -> None:
+    records = [make_record(press, budget, score=0.5) for press in ("kvp", "tova") for budget in ("64", "128")]
+    tables = tables_of(make_record(FULL, FULL), *records, make_record("late", "128"))
+    for press, shown in (("kvp", "0.50"), ("late", "n/a")):
+        assert row(areas_printed(tables), press)[1].rstrip("*=") == shown
+    late = next(found for found in area_rows(tables) if found["press"] == "late")
+    assert (late["auc"], late["auc_low"], late["ahead_p"], late["enough_tokens"]) == (None, None, None, None)
+
+
+def test_areas_for_machines_are_not_rounded(two_tasks: Results) -> None:
+    tables = make_tables(two_tasks)
+    frame = pd.read_csv(io.StringIO(areas_printed(tables, "csv")))
+    content = json.loads(areas_printed(tables, "json"))
+    assert len(frame) == len(content) == len(PRESSES) + 3
+    for table in tables:
+        for curve in table.summary.curves:
+            mine = (frame.protocol == table.protocol.hash) & (frame.press == curve.press)
+            line = frame[mine].iloc[0]
+            assert (line.auc, line.auc_low, line.auc_high) == (curve.auc, curve.auc_low, curve.auc_high)
+            assert (line.leader, line.tied) == (table.summary.leader, curve.tied)
+            assert curve.ahead is None or line.ahead_adjusted_p == curve.ahead.adjusted_p
+            assert (line.enough_tokens, line.enough_relation) == (curve.enough.tokens, curve.enough.relation)
+
+
+def test_latex_is_a_booktabs_table_with_everything_escaped(two_tasks: Results) -> None:
+    tables = make_tables(two_tasks)
+    for text in (to_latex(tables), areas_printed(tables, "latex")):
+        assert text.count(r"\begin{table}") == text.count(r"\end{table}") == text.count(r"\toprule") > 0
+        for body in text.split(r"\begin{tabular}{")[1:]:
+            columns = len(body.partition("}")[0])
+            lines = [line for line in body.partition(r"\end{tabular}")[0].splitlines() if line.endswith(r"\\")]
+            assert {len(re.findall(r"(?<!\\)&", line)) for line in lines} == {columns - 1}
+        assert r"streaming\_llm" in text
+        assert not re.search(r"(?<!\\)[_%#]|[±≤>·]", text.replace("$>$", ""))
+
+
+def test_an_unknown_format_of_areas_is_refused(two_tasks: Results) -> None:
+    with pytest.raises(UsageError, match="unknown table format 'tex': did you mean 'latex'"):
+        show_areas(make_tables(two_tasks), "tex", Console())

@@ -121,15 +121,15 @@ def test_a_folder_a_text_and_the_official_json_are_the_same_essays(
         make_task("ruler-4k", {"essays": path, "nltk": official["nltk"]})
         for path in (folder, tmp_path / "essays.txt", tmp_path / "essays.json")
     ]
-    assert len({task.data for task in tasks}) == 1
+    assert len({task.data_of("niah_single_2") for task in tasks}) == 1
     assert {task.name for task in tasks} == {"ruler-4k"}
-    assert tasks[0].data != make_task("ruler-4k", official).data
+    assert tasks[0].data_of("niah_single_2") != make_task("ruler-4k", official).data_of("niah_single_2")
 
 
 def test_without_essays_it_is_another_task_and_says_so() -> None:
     task = make_task("ruler-4k")
     assert task.name == "ruler-4k-prose"
-    assert "prose:" in task.data
+    assert ", prose " in task.data_of("niah_single_2")
     assert any("--data essays=PATH" in remark and "ruler-4k-prose" in remark for remark in task.remarks())
 
 
@@ -138,13 +138,17 @@ def test_own_prose_can_be_asked_for(official: Mapping[str, Path]) -> None:
     assert asked.name == "ruler-4k-prose"
     assert asked.remarks() == []
     without_essays = make_task("ruler-4k", {name: official[name] for name in ("squad", "hotpotqa")})
-    assert asked.data == without_essays.data != make_task("ruler-4k", official).data
+    assert (
+        asked.data_of("niah_single_2")
+        == without_essays.data_of("niah_single_2")
+        != make_task("ruler-4k", official).data_of("niah_single_2")
+    )
 
 
 def test_essays_without_the_rules_of_sentences_are_as_good_as_none(official: Mapping[str, Path]) -> None:
     task = make_task("ruler-4k", {"essays": official["essays"]})
     assert task.name == "ruler-4k-prose"
-    assert task.data == make_task("ruler-4k").data
+    assert task.data_of("niah_single_2") == make_task("ruler-4k").data_of("niah_single_2")
     assert any("--data nltk=PATH" in remark for remark in task.remarks())
 
 
@@ -156,17 +160,21 @@ def test_sentences_are_split_wherever_nltk_has_its_data(
     assert nltk.data.path == []
     monkeypatch.setattr(nltk.data, "path", [str(official["nltk"])])
     found = make_task("ruler-4k", {"essays": official["essays"]})
-    assert found.data == given.data
+    assert found.data_of("niah_single_2") == given.data_of("niah_single_2")
 
 
 def test_other_rules_of_sentences_are_other_data(official: Mapping[str, Path], tmp_path: Path) -> None:
     copy = tmp_path / "nltk_data"
     shutil.copytree(official["nltk"], copy, copy_function=shutil.copyfile)
-    same = make_task("ruler-4k", {"essays": official["essays"], "nltk": copy}).data
+    same = make_task("ruler-4k", {"essays": official["essays"], "nltk": copy}).data_of("niah_single_2")
     with next(copy.rglob("abbrev_types.txt")).open("a") as file:
         file.write("\nkv")
-    other = make_task("ruler-4k", {"essays": official["essays"], "nltk": copy}).data
-    assert same == make_task("ruler-4k", {name: official[name] for name in ("essays", "nltk")}).data != other
+    other = make_task("ruler-4k", {"essays": official["essays"], "nltk": copy}).data_of("niah_single_2")
+    assert (
+        same
+        == make_task("ruler-4k", {name: official[name] for name in ("essays", "nltk")}).data_of("niah_single_2")
+        != other
+    )
 
 
 @pytest.mark.parametrize(

@@ -166,13 +166,13 @@ def test_the_hubs_cache_is_found_with_its_revision(
 ) -> None:
     put_into_hub_cache(hub_cache)
     task = make_task("ruler-1k:qa_1")
-    assert f"squad:hub rajpurkar/squad_v2@{REVISION}" in task.data
+    assert task.data_of("qa_1") == f"squad hub rajpurkar/squad_v2@{REVISION}"
     assert list(task.samples(smollm2_tokenizer, 3, 42)) == draw("ruler-1k:qa_1", {"squad": squad}, smollm2_tokenizer, 3)
 
 
 def test_what_is_given_comes_before_the_hubs_cache(hub_cache: Path, squad: Path) -> None:
     put_into_hub_cache(hub_cache)
-    assert "squad:sha256:" in make_task("ruler-1k", {"squad": squad}).data
+    assert make_task("ruler-1k", {"squad": squad}).data_of("qa_1").startswith("squad sha256:")
 
 
 def test_without_data_the_rest_is_drawn_and_what_is_missing_is_named(
@@ -184,7 +184,7 @@ def test_without_data_the_rest_is_drawn_and_what_is_missing_is_named(
     assert "--data hotpotqa=PATH" in remark
     drawn = {sample.subtask for sample in task.samples(smollm2_tokenizer, 1, 42)}
     assert drawn == set(task.subtasks) - {"qa_2"}
-    assert "hotpotqa:none" in task.data
+    assert task.data_of("qa_2") == "hotpotqa none"
 
 
 @pytest.mark.parametrize(("subtask", "source"), [("qa_1", "squad"), ("qa_2", "hotpotqa")])
