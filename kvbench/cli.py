@@ -169,6 +169,19 @@ def table(
 
 
 @app.command()
+def compare(
+    results: ResultsArgument,
+    first: Annotated[str, typer.Argument(help="A press, as tables name it.")],
+    second: Annotated[str, typer.Argument(help="The press to compare it with.")],
+    format_: Annotated[str, typer.Option("--format", help="rich or json.")] = "rich",
+) -> None:
+    """Compare two presses sample by sample: differences with intervals and p-values, wins and losses."""
+    from kvbench.commands.compare import compare_command
+
+    compare_command(results, first, second, format_, out)
+
+
+@app.command()
 def plot(
     results: ResultsArgument,
     to: Annotated[Path | None, typer.Option("--out", help="Folder of the figures; RESULTS/figures by default.")] = None,

@@ -169,7 +169,7 @@ def summarise(frame: pd.DataFrame, is_bound: Callable[[str], bool] = lambda _: F
     """
     cells = _cells(frame)
     full = cells.pop(FULL, {}).get(FULL)
-    budgets = _budgets(frame)
+    budgets = budgets_of(frame)
     curves = sorted((_curve(press, cells[press], budgets, full) for press in cells), key=_best_first)
     leader = next((curve.press for curve in curves if curve.auc is not None and not is_bound(curve.press)), None)
     if any(curve.auc is not None for curve in curves):
@@ -275,7 +275,7 @@ def area_intervals(grid: ScoreGrid, tokens: Sequence[float]) -> Intervals:
         grid: With the budgets ascending.
         tokens: The budgets.
     """
-    weights = _trapezoid_weights(tokens)
+    weights = trapezoid_weights(tokens)
     bootstrap = ClusterBootstrap(grid.subtask, grid.source)
     # The mean of a weighted sum is the weighted sum of means where all of a press's budgets have the same samples.
     present = ~np.isnan(grid.scores)
@@ -313,7 +313,7 @@ def area_differences(
             continue
         scores = grid.scores[pattern][:, np.array(presses)[places]] - grid.scores[pattern][:, [reference]]
         bootstrap = ClusterBootstrap(grid.subtask[pattern], grid.source[pattern])
-        means = bootstrap.means(np.column_stack([scores @ _trapezoid_weights(tokens), grid.full[pattern]]))
+        means = bootstrap.means(np.column_stack([scores @ trapezoid_weights(tokens), grid.full[pattern]]))
         areas = means[:-1] / means[-1:]
         found = differences_of(areas.estimate, bootstrap.intervals(areas), n=int(pattern.sum()))
         for place, difference in zip(places, found, strict=True):
@@ -422,7 +422,7 @@ def _compared(
     return [replace(curve, ahead=differences.get(curve.press)) for curve in curves]
 
 
-def _trapezoid_weights(tokens: Sequence[float]) -> Floats:
+def trapezoid_weights(tokens: Sequence[float]) -> Floats:
     """Return what each budget's score weighs in the area over log2(budget), divided by the log range: `[budgets]`."""
     position = np.log2(tokens)
     steps = np.diff(position) / (position[-1] - position[0])
@@ -437,7 +437,7 @@ def _known(number: float) -> float | None:
     return float(number) if np.isfinite(number) else None
 
 
-def _budgets(frame: pd.DataFrame) -> list[Budget]:
+def budgets_of(frame: pd.DataFrame) -> list[Budget]:
     """Return the budgets of a run, ascending in tokens."""
     tokens = frame.groupby("budget", observed=True)["budget_tokens"].mean().drop(FULL, errors="ignore")
     budgets = [

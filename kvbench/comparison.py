@@ -1,0 +1,243 @@
+"""Two presses on the same samples: by how much one is better, how surely, and how often."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.text import Text
+
+from kvbench.bootstrap import ClusterBootstrap
+from kvbench.captions import conditions_of, missing_subtasks, title_of
+from kvbench.errors import UsageError, unknown
+from kvbench.records import FULL, Protocol
+from kvbench.score_grid import Floats, ScoreGrid, press_names, score_grid
+from kvbench.statistics import (
+    Budget,
+    Difference,
+    adjusted,
+    area_differences,
+    budgets_of,
+    differences_of,
+    trapezoid_weights,
+)
+from kvbench.store import Results
+from kvbench.table_layout import Column, Layout, to_terminal
+
+_SAME = 1e-9  # scores that differ by less are the same
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the first press does against the second.
+
+    Attributes:
+        difference: The first less the second.
+        wins: Answers on which the first scores higher.
+        ties: On which both score the same.
+        losses: On which the second scores higher.
+    """
+
+    difference: Difference
+    wins: int
+    ties: int
+    losses: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two presses under one protocol, at the budgets that both have.
+
+    Attributes:
+        protocol: What was measured and how.
+        presses: The first and the second.
+        area: Of the areas, as shares of the full cache; its answers are compared by their own areas.
+        budgets: Of the scores by budget, with p-values corrected for their number.
+        missing: Subtasks of the task that have no results.
+    """
+
+    protocol: Protocol
+    presses: tuple[str, str]
+    area: Outcome
+    budgets: dict[str, Outcome]
+    missing: tuple[str, ...] = ()
+
+    @property
+    def conclusion(self) -> str:
+        """What can be said, in one line: of the area, or of the score where there is a single budget."""
+        if len(self.budgets) == 1:
+            [(budget, outcome)] = self.budgets.items()
+            measure, found = f"{self.protocol.metric} at {budget}", outcome.difference
+        else:
+            measure, found = "AUC", self.area.difference
+        if found.mean is None:
+            return f"{measure} cannot be compared: too few answers of both presses and the full cache"
+        if not found.told:
+            return f"no difference in {measure} can be told at this n ({found.n} answers)"
+        if found.mean > 0:
+            return f"{self.presses[0]} is better by {_interval(found, '')} in {measure}"
+        return f"{self.presses[1]} is better by {_interval(_reversed(found), '')} in {measure}"
+
+
+def compare(results: Results, first: str, second: str) -> list[Comparison]:
+    """Compare two presses under every protocol that has both.
+
+    Args:
+        results: The records.
+        first: A press's name as tables show it, or "full".
+        second: Another.
+
+    Raises:
+        UsageError: There is no such press, both are the same, or no protocol has both at one budget.
+    """
+    frames = {protocol: results.rows(protocol) for protocol in results.protocols.values()}
+    known = {protocol: set(map(str, press_names(frame).unique())) for protocol, frame in frames.items()}
+    for press in (first, second):
+        if not any(press in names for names in known.values()):
+            raise unknown("press", press, set().union(*known.values()))
+    if first == second:
+        raise UsageError(f"'{first}' cannot be compared with itself: name two presses")
+    comparisons = []
+    for protocol, frame in frames.items():
+        pair, budgets = _pair(frame, first, second)
+        if budgets:
+            missing = missing_subtasks(protocol, set(frame["subtask"]))
+            comparisons.append(_compare(protocol, pair, budgets, missing))
+    if not comparisons:
+        raise UsageError(f"'{first}' and '{second}' have no protocol and budget in common")
+    return comparisons
+
+
+def show_comparisons(comparisons: Sequence[Comparison], style: str, console: Console) -> None:
+    """Print comparisons as `rich` (for reading, within the console's width) or `json`.
+
+    Raises:
+        UsageError: There is no such style.
+    """
+    if style == "json":
+        console.out(to_json(comparisons), highlight=False, end="")
+    elif style == "rich":
+        for comparison in comparisons:
+            to_terminal(_layout(comparison), console)
+            console.print(Text(comparison.conclusion, style="bold"))
+            console.print()
+    else:
+        raise unknown("comparison format", style, ["rich", "json"])
+
+
+def to_json(comparisons: Sequence[Comparison]) -> str:
+    """Render comparisons as a JSON list: nothing is rounded, unknown numbers are null."""
+    content = [
+        {
+            "hash": comparison.protocol.hash,
+            **asdict(comparison),
+            "protocol": comparison.protocol.model_dump(mode="json"),
+            "conclusion": comparison.conclusion,
+        }
+        for comparison in comparisons
+    ]
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def _pair(frame: pd.DataFrame, first: str, second: str) -> tuple[ScoreGrid, list[Budget]]:
+    """Return the scores of two presses at the budgets that both were run at, and those budgets."""
+    names = press_names(frame).astype(str)
+    run = {press: set(frame["budget"][names == press]) for press in (first, second)}
+    budgets = [budget for budget in budgets_of(frame) if all({budget.label, FULL} & labels for labels in run.values())]
+    grid = score_grid(frame, [budget.label for budget in budgets])
+    scores = [
+        # The full cache scores the same at every budget.
+        np.repeat(grid.full[:, None], len(budgets), axis=1)
+        if press == FULL
+        else grid.scores[:, grid.presses.index(press)]
+        for press in (first, second)
+        if budgets
+    ]
+    return replace(grid, presses=(first, second), scores=np.stack(scores, axis=1) if budgets else grid.scores), budgets
+
+
+def _compare(protocol: Protocol, pair: ScoreGrid, budgets: Sequence[Budget], missing: tuple[str, ...]) -> Comparison:
+    ahead = pair.scores[:, 0] - pair.scores[:, 1]  # [samples, budgets]
+    differences = adjusted([_score_difference(pair, ahead[:, place]) for place in range(len(budgets))])
+    tokens = [budget.tokens for budget in budgets]
+    area, areas = Difference(), np.full(len(ahead), np.nan)
+    if tokens[0] < tokens[-1]:
+        [area] = area_differences(pair, tokens, [0], reference=1)
+        areas = ahead @ trapezoid_weights(tokens)
+    return Comparison(
+        protocol,
+        (pair.presses[0], pair.presses[1]),
+        _outcome(area, areas[~np.isnan(pair.full)]),
+        {b.label: _outcome(d, ahead[:, place]) for place, (b, d) in enumerate(zip(budgets, differences, strict=True))},
+        missing,
+    )
+
+
+def _score_difference(pair: ScoreGrid, ahead: Floats) -> Difference:
+    """Return the difference of two mean scores, of the answers that both have."""
+    paired = ~np.isnan(ahead)
+    if len(np.unique(pair.subtask[paired])) < len(np.unique(pair.subtask)):
+        return Difference()
+    bootstrap = ClusterBootstrap(pair.subtask[paired], pair.source[paired])
+    means = bootstrap.means(ahead[paired, None])
+    [difference] = differences_of(means.estimate, bootstrap.intervals(means), n=int(paired.sum()))
+    return difference
+
+
+def _outcome(difference: Difference, ahead: Floats) -> Outcome:
+    ahead = ahead[~np.isnan(ahead)]
+    wins, losses = int(np.sum(ahead > _SAME)), int(np.sum(ahead < -_SAME))
+    return Outcome(difference, wins, len(ahead) - wins - losses, losses)
+
+
+def _layout(comparison: Comparison) -> Layout:
+    first, second = comparison.presses
+    area = {"AUC": comparison.area} if len(comparison.budgets) > 1 else {}
+    rows = {**comparison.budgets, **area}
+    outcomes = list(rows.values())
+    by_budget = [outcome.difference for outcome in comparison.budgets.values()]
+    columns = [
+        Column("difference", [_interval(outcome.difference) for outcome in outcomes]),
+        Column("p", [_probability(outcome.difference.p) for outcome in outcomes]),
+        Column("Holm", [*(_probability(difference.adjusted_p) for difference in by_budget), *("" for _ in area)]),
+        Column("wins", [str(outcome.wins) for outcome in outcomes]),
+        Column("ties", [str(outcome.ties) for outcome in outcomes]),
+        Column("losses", [str(outcome.losses) for outcome in outcomes]),
+    ]
+    notes = [f"missing: {', '.join(comparison.missing)}"] if comparison.missing else []
+    return Layout(
+        title=f"{first} − {second} · {title_of(comparison.protocol, missing=comparison.missing)}",
+        names=Column("budget", list(rows)),
+        groups=[[column] for column in columns],
+        notes=[
+            *notes,
+            conditions_of(comparison.protocol),
+            f"difference [95 % interval] of the mean {comparison.protocol.metric}, of AUC as a share of the full "
+            f"cache; p: paired bootstrap over source documents; Holm: p corrected for all budgets; wins: answers on "
+            f"which {first} scores higher",
+        ],
+    )
+
+
+def _reversed(difference: Difference) -> Difference:
+    """Return the difference of the second from the first."""
+    mean, low, high = (None if x is None else -x for x in (difference.mean, difference.high, difference.low))
+    return replace(difference, mean=mean, low=low, high=high)
+
+
+def _interval(difference: Difference, sign: str = "+") -> str:
+    if difference.mean is None:
+        return "n/a"
+    if difference.low is None or difference.high is None:
+        return f"{difference.mean:{sign}.2f}"
+    return f"{difference.mean:{sign}.2f} [{difference.low:{sign}.2f}, {difference.high:{sign}.2f}]"
+
+
+def _probability(p: float | None) -> str:
+    if p is None:
+        return "n/a"
+    return "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0")
