@@ -1,7 +1,8 @@
 """Checking a results folder, of one's own or another's, line by line and without a model.
 
 What a record says is compared with the protocol beside it, with the other records, with the budget as it was asked
-for, and with the task's own score of the prediction. A record's key cannot be computed again without the sample.
+for, and with the task's own score of the prediction. Keys are computed again from the sample hash that each record
+holds; that it is the sample's own hash cannot be known without the sample.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from pydantic import ValidationError
 from kvbench.budgets import parse_budgets
 from kvbench.errors import UsageError
 from kvbench.record_table import is_torn, reason
-from kvbench.records import FULL, SCHEMA, Environment, Protocol, Record
+from kvbench.records import FULL, SCHEMA, Environment, Protocol, Record, content_hash
 from kvbench.registry import make_task
 from kvbench.store import file_stem
 from kvbench.task import Question, Task
 
 _KEY = re.compile(r"[0-9a-f]{16}")
+_GIVEN = ("sample_hash", "subtask", "source", "context_tokens", "targets")
 _TOLERANCE = 1e-9  # of a score that is computed again
 
 
@@ -132,10 +134,6 @@ class _Told(Interface):
 class _Seen:
     """What the records of one protocol have said so far, each with the line that said it first."""
 
-    contents: dict[str, tuple[tuple[object, ...], int]] = field(default_factory=dict)
-    """By key: what the key stands for."""
-    keys: dict[tuple[object, ...], tuple[str, int]] = field(default_factory=dict)
-    """By what a key stands for: the key."""
     identities: dict[str, tuple[str, int]] = field(default_factory=dict)
     """By press label."""
     questions: dict[tuple[str, int], tuple[tuple[object, ...], int]] = field(default_factory=dict)
@@ -243,27 +241,12 @@ class _FileCheck:
     def _same_as_before(self, line: Line, tell: _Told) -> None:
         """Compare a record with those before it."""
         record, number, seen = line.record, line.number, self.seen
-        content = (record.sample, record.question, record.press_identity, record.budget)
-        if not _KEY.fullmatch(record.key):
-            tell(f"key {reprlib.repr(record.key)}: expected 16 hexadecimal digits, lower case")
-        before, first = seen.contents.setdefault(record.key, (content, number))
-        if before != content:
-            tell(
-                f"key {record.key} stands for {_cell(*before)} on line {first}: "
-                f"expected another key for {_cell(*content)}"
-            )
-        key, first = seen.keys.setdefault(content, (record.key, number))
-        if key != record.key:
-            tell(
-                f"key {record.key}: expected {key}, "
-                f"which line {first} has for the same sample, question, press and budget"
-            )
         identity, first = seen.identities.setdefault(record.press, (record.press_identity, number))
         if identity != record.press_identity:
             tell(f"press_identity {record.press_identity} of {record.press}: expected {identity}, as on line {first}")
-        given = (record.subtask, record.source, record.context_tokens, record.targets)
+        given = (record.sample_hash, record.subtask, record.source, record.context_tokens, record.targets)
         same, first = seen.questions.setdefault((record.sample, record.question), (given, number))
-        for name, value, expected in zip(("subtask", "source", "context_tokens", "targets"), given, same, strict=True):
+        for name, value, expected in zip(_GIVEN, given, same, strict=True):
             if value != expected:
                 tell(
                     f"{name} of sample {record.sample} is {reprlib.repr(value)}: expected {reprlib.repr(expected)}, "
@@ -291,6 +274,11 @@ class _FileCheck:
         self.report.rescored += 1
         if record.score is not None and abs(score - record.score) > _TOLERANCE:
             tell(f"score {record.score}: expected {score}, which the task gives to the recorded prediction")
+
+
+def key_of(record: Record, protocol: Protocol) -> str:
+    """Return the key that a record has under a protocol."""
+    return content_hash([protocol.hash, record.sample_hash, record.question, record.press_identity, record.budget])
 
 
 def outcome_of(record: Record) -> tuple[object, ...]:
@@ -347,6 +335,11 @@ def _check_outcome(record: Record, tell: _Told) -> None:
 
 
 def _check_under_protocol(record: Record, protocol: Protocol, tell: _Told) -> None:
+    key = key_of(record, protocol)
+    if record.key != key:
+        tell(
+            f"key {reprlib.repr(record.key)}: expected {key}, the hash of protocol, sample, question, press and budget"
+        )
     if protocol.subtasks and record.subtask not in protocol.subtasks:
         tell(f"subtask {record.subtask}: expected one of the protocol's, {', '.join(protocol.subtasks)}")
     if protocol.binary and record.score not in (None, 0, 1):
@@ -364,10 +357,6 @@ def _peaks(record: Record, protocol: Protocol) -> tuple[int, int]:
     if protocol.chunk is None or not record.compressed:
         return record.context_tokens, record.context_tokens
     return record.budget_tokens, min(record.context_tokens, record.budget_tokens + protocol.chunk)
-
-
-def _cell(sample: object, question: object, identity: object, budget: object) -> str:
-    return f"sample {sample}, question {question}, press {identity}, budget {budget}"
 
 
 def _sentence(error: ValidationError) -> str:

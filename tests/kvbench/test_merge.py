@@ -8,20 +8,21 @@ from typer.testing import CliRunner
 from kvbench.cli import app
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.merge import Merged, merge
-from kvbench.records import Record
+from kvbench.records import Protocol, Record
 from kvbench.store import ResultsFolder, load
-from kvbench.validate import validate
-from simulated import make_environment, make_protocol, make_record, simulate
+from kvbench.validate import key_of, validate
+from simulated import make_environment, make_protocol, make_record
 
 ELSEWHERE = make_protocol(task="elsewhere")
 
 
-def write(folder: Path, *records: Record) -> Path:
+def write(folder: Path, *records: Record, protocol: Protocol = ELSEWHERE) -> Path:
     results = ResultsFolder(folder)
+    records = tuple(record.model_copy(update={"targets": ("7421",)}) for record in records)
     with results.writer() as writer:
         writer.add_environment(make_environment())
-        writer.append(ELSEWHERE, [record.model_copy(update={"targets": ("7421",)}) for record in records])
-    return results.records_file(ELSEWHERE)
+        writer.append(protocol, [record.model_copy(update={"key": key_of(record, protocol)}) for record in records])
+    return results.records_file(protocol)
 
 
 def scores(folder: Path) -> dict[str, float | None]:
@@ -68,7 +69,7 @@ def test_two_outcomes_of_one_key_are_refused_and_both_are_named(tmp_path: Path, 
     other = write(tmp_path / "b", record.model_copy(update=changes))
     with pytest.raises(KvbenchError) as error:
         merge([tmp_path / "a", tmp_path / "b"], tmp_path / "c")
-    for part in (record.key, f"{file}:2 ", f"{other}:1 ", "score 1.0", "press kvp, budget 256"):
+    for part in (key_of(record, ELSEWHERE), f"{file}:2 ", f"{other}:1 ", "score 1.0", "press kvp, budget 256"):
         assert part in str(error.value)
     assert list((tmp_path / "c" / "records").iterdir()) == []
 
@@ -87,14 +88,14 @@ def test_what_the_target_holds_is_kept_line_by_line(tmp_path: Path) -> None:
 
 def test_protocols_and_environments_stay_apart_and_are_all_kept(tmp_path: Path) -> None:
     for name, dtype in (("a", "float32"), ("b", "bfloat16")):
-        simulate(tmp_path / name, make_protocol(task="elsewhere", dtype=dtype), {"kvp": 5.0}, samples=1)
+        write(tmp_path / name, make_record(), protocol=make_protocol(task="elsewhere", dtype=dtype))
     other = make_environment().model_copy(update={"torch": "2.9"})
     with ResultsFolder(tmp_path / "b").writer() as writer:
         writer.add_environment(other)
     merge([tmp_path / "a", tmp_path / "b"], tmp_path / "c")
     results = load(tmp_path / "c")
     assert {protocol.dtype for protocol in results.protocols.values()} == {"float32", "bfloat16"}
-    assert len(results.frame) == len(load(tmp_path / "a").frame) + len(load(tmp_path / "b").frame)
+    assert len(results.frame) == 2
     kept = {file.stem for file in (tmp_path / "c" / "environments").iterdir()}
     assert kept == {make_environment().hash, other.hash}
 
