@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from kvbench.commands.plot import reads_attention
+from kvbench.commands.table import is_bound
 from kvbench.leaderboard.content import make_content
 from kvbench.leaderboard.page import make_page, write_page
 from kvbench.leaderboard.server import serve
@@ -22,7 +23,7 @@ def leaderboard_command(results: Path, site: Path, serving: bool, port: int, out
         UsageError: It is no results folder, or the port is taken.
         KvbenchError: The page cannot be written.
     """
-    page = make_page(make_content(load(results), results, reads_attention))
+    page = make_page(make_content(load(results), results, reads_attention, is_bound))
     file = write_page(page, site)
     out.print(f"{file} ({len(page.encode()) / 1000:.0f} kB)", highlight=False, soft_wrap=True)
     if serving:

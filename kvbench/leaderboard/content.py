@@ -15,23 +15,26 @@ from kvbench import __version__
 from kvbench.captions import conditions_of, missing_subtasks, title_of
 from kvbench.plot_style import looks_of
 from kvbench.records import FULL, Environment, Protocol
-from kvbench.statistics import Cell, Summary
+from kvbench.statistics import Cell, Curve, Estimate, Summary
 from kvbench.store import Results, file_stem
 from kvbench.table import Table, make_tables
 
 _DIGITS = 7  # significant: more than any score's interval has, and half the page's size
 
 
-def make_content(results: Results, folder: Path, attention_reading: Callable[[str], bool]) -> dict[str, Any]:
+def make_content(
+    results: Results, folder: Path, attention_reading: Callable[[str], bool], is_bound: Callable[[str], bool]
+) -> dict[str, Any]:
     """Return the page's data, the same from the same results.
 
     Args:
         results: The results of `folder`.
         folder: Where the environments are read from.
         attention_reading: Whether the press with a given label reads attention; its line is dashed.
+        is_bound: Whether a press is a bound on what any policy can reach, and so leads no table.
     """
     tables: dict[str, list[Table]] = {}
-    for table in make_tables(results, subtasks=True):
+    for table in make_tables(results, True, is_bound):
         tables.setdefault(table.protocol.hash, []).append(table)
     protocols = sorted(results.protocols.values(), key=lambda protocol: (title_of(protocol), conditions_of(protocol)))
     presses = {curve.press for group in tables.values() for table in group for curve in table.summary.curves}
@@ -111,20 +114,35 @@ def _table(table: Table, named: dict[str, pd.DataFrame], part: Sequence[str]) ->
         "subtask": table.subtask,
         "task": shlex.quote(f"{task}:{subset}" if subset else task),
         "budgets": [asdict(budget) | {"share": budget.is_share} for budget in summary.budgets],
+        "leader": summary.leader,
+        "bounds": summary.bounds,
         "rows": [
-            {
-                "press": press,
-                "auc": _rounded(auc),
-                "cells": {label: _cell(cell, samples[press].get(label, cell.n)) for label, cell in cells.items()},
+            _curve(curve)
+            | {
+                "cells": {
+                    label: _cell(cell, samples[curve.press].get(label, cell.n)) for label, cell in curve.cells.items()
+                }
             }
-            for press, cells, auc in _rows(summary)
+            for curve in _curves(summary)
         ],
     }
 
 
-def _rows(summary: Summary) -> list[tuple[str, dict[str, Cell], float | None]]:
-    full = [(FULL, {FULL: summary.full}, None)] if summary.full else []
-    return [*full, *((curve.press, curve.cells, curve.auc) for curve in summary.curves)]
+def _curves(summary: Summary) -> list[Curve]:
+    full = [Curve(FULL, {FULL: summary.full})] if summary.full else []
+    return [*full, *summary.curves]
+
+
+def _curve(curve: Curve) -> dict[str, Any]:
+    """Return a press's area and its interval, what tells it from the leader, and the budget that is enough."""
+    ahead = curve.ahead
+    return {
+        "press": curve.press,
+        "auc": _estimate(curve.area),
+        "ahead": [*_estimate(ahead), _rounded(ahead.adjusted_p)] if ahead else None,
+        "tied": curve.tied,
+        "enough": [_rounded(curve.enough.tokens), curve.enough.relation] if curve.enough else None,
+    }
 
 
 def _samples(rows: pd.DataFrame, subtask: str | None) -> dict[str, int]:
@@ -137,8 +155,11 @@ def _samples(rows: pd.DataFrame, subtask: str | None) -> dict[str, int]:
 
 def _cell(cell: Cell, samples: int) -> list[float | int | None]:
     """Return mean, low, high, n, failed, whole and samples, in this order."""
-    score = cell.score
-    return [*map(_rounded, (score.mean, score.low, score.high)), cell.n, cell.failed, cell.whole, samples]
+    return [*_estimate(cell.score), cell.n, cell.failed, cell.whole, samples]
+
+
+def _estimate(estimate: Estimate) -> list[float | None]:
+    return [_rounded(estimate.mean), _rounded(estimate.low), _rounded(estimate.high)]
 
 
 def _rounded(value: float | None) -> float | None:

@@ -3,6 +3,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const FULL = "full";
 const [MEAN, LOW, HIGH, N, FAILED, WHOLE, SAMPLES] = [0, 1, 2, 3, 4, 5, 6]; // places in a cell
+const P = 3; // the place of a difference's p
 const byId = (id) => document.getElementById(id);
 const hiddenCurves = new Set(); // presses whose curve is not drawn
 const chosen = {}; // the value of each filter, "" for any
@@ -326,7 +327,10 @@ class Board {
     const score = (head, cellOf, of, label) => ({ head, value: (row) => cellOf(row)?.[MEAN] ?? null, cellOf, of, label, score: true });
     if (this.view === "budget") {
       const labels = table.budgets.length ? table.budgets.map(({ label }) => label) : [FULL];
-      if (labels.length > 1) columns.push({ head: "AUC", value: (row) => row.auc, decimals: 2, area: true });
+      if (labels.length > 1) {
+        columns.push({ head: "AUC", value: (row) => row.auc[MEAN], area: true });
+        columns.push({ head: "at 95 %", value: (row) => row.enough?.[0] ?? null, up: true, enough: true });
+      }
       columns.push(...labels.map((label) => score(label, (row) => row.cells[label] ?? row.cells[FULL], table, label)));
       const total = (place) => (row) => Object.values(row.cells).reduce((sum, cell) => sum + cell[place], 0);
       if (table.rows.some(total(FAILED))) columns.push({ head: "failed", value: total(FAILED), decimals: 0 });
@@ -363,7 +367,8 @@ class Board {
   }
 
   sort(index) {
-    const down = this.sorting.column === index ? !this.sorting.down : !this.list[index].press;
+    const { press, up } = this.list[index];
+    const down = this.sorting.column === index ? !this.sorting.down : !(press || up);
     this.sorting = { column: index, down };
     this.fill();
     say(`sorted by ${this.list[index].head}, ${down ? "descending" : "ascending"}`);
@@ -384,7 +389,8 @@ class Board {
     const rows = this.current.rows.filter((row) => isWanted(row.press));
     const full = rows.filter((row) => row.press === FULL);
     this.rows = [...full, ...rows.filter((row) => row.press !== FULL).sort(order)];
-    const best = this.list.map((one) => (one.score || one.area ? Math.max(...rows.filter((row) => row.press !== FULL).map((row) => one.value(row) ?? -Infinity)) : null));
+    const contenders = rows.filter((row) => row.press !== FULL && !this.current.bounds.includes(row.press));
+    const best = this.list.map((one) => (one.score ? Math.max(...contenders.map((row) => one.value(row) ?? -Infinity)) : null));
     const reference = this.list.map((one) => (one.score && full.length ? one.value(full[0]) : null));
     this.body.replaceChildren(...this.rows.map((row) => this.row(row, best, reference)));
   }
@@ -399,28 +405,40 @@ class Board {
       if (column.press) return h("th", { scope: "row", title: row.press }, this.chooser(row.press));
       if (column.score) return this.scoreCell(row, column, best[index], reference[index]);
       const value = column.value(row);
-      if (value === null) return h("td", { class: "unknown area" }, isFull ? "" : "n/a");
-      const isBest = best[index] !== null && value === best[index] && !isFull;
-      return h("td", { class: column.area ? "area" : null }, isBest ? h("strong", {}, value.toFixed(column.decimals)) : value.toFixed(column.decimals));
+      if (value === null) return h("td", { class: "unknown" }, isFull ? "" : "n/a");
+      if (column.area) return this.areaCell(row);
+      if (column.enough) return h("td", { class: "enough" }, `${row.enough[1] === "=" ? "" : `${row.enough[1]} `}${value.toFixed(0)}`);
+      return h("td", {}, value.toFixed(column.decimals));
     }));
     return tr;
   }
 
+  /* The area, with "*" for the leader and "=" for a press that the samples do not tell from it. */
+  areaCell(row) {
+    const leads = row.press === this.current.leader;
+    const half = h("small", {}, halfOf(row.auc, 2));
+    const mark = leads ? ["*", "leads"] : row.tied ? ["=", "not told from the leader"] : ["", this.current.bounds.includes(row.press) ? "a bound" : ""];
+    return h("td", { class: leads ? "area leads" : "area" }, h("b", {}, row.auc[MEAN].toFixed(2)), half,
+      h("span", { class: "mark", "aria-hidden": "true" }, mark[0]), h("span", { class: "unseen" }, mark[1]));
+  }
+
   chooser(press) {
-    if (press === FULL) return h("label", {}, swatch(press), h("span", {}, nameOf(press)));
+    if (press === FULL) return h("span", { class: "name" }, swatch(press), h("span", {}, nameOf(press)));
+    const bound = this.current.bounds.includes(press) ? h("i", {}, "bound") : null;
     return h("label", {},
       h("input", { type: "checkbox", checked: !hiddenCurves.has(press), onchange: (event) => choose([press], event.target.checked) }),
-      swatch(press), h("span", {}, press));
+      swatch(press), h("span", {}, press), bound);
   }
 
   scoreCell(row, column, best, reference) {
     const cell = column.cellOf(row);
     if (!cell) return h("td", { class: "unknown" }, h("span", { "aria-hidden": "true" }, "–"), h("span", { class: "unseen" }, "not run"));
     const isFull = row.press === FULL;
+    const isBest = !isFull && !this.current.bounds.includes(row.press) && cell[MEAN] !== null && cell[MEAN] === best;
     const decimals = decimalsOf(column.of);
     const content = cell[MEAN] === null ? ["n/a"] : [cell[MEAN].toFixed(decimals), h("small", {}, halfOf(cell, decimals))];
     const share = reference > 0 && cell[MEAN] !== null ? Math.min(1, Math.max(0, cell[MEAN] / reference)) : 0;
-    return h("td", { class: `score${!isFull && cell[MEAN] !== null && cell[MEAN] === best ? " best" : ""}`, "--share": share.toFixed(3) },
+    return h("td", { class: isBest ? "score best" : "score", "--share": share.toFixed(3) },
       h("a", { href: addressOf(this, column.of, row.press, isFull ? FULL : column.label) }, ...content));
   }
 
@@ -429,6 +447,8 @@ class Board {
     const counts = cells.map((cell) => cell[N]);
     const [least, most] = [Math.min(...counts), Math.max(...counts)];
     const notes = [...this.protocol.notes, `${least === most ? plural(most, "answer") : `${least} to ${most} answers`} per score`];
+    if (this.view === "budget" && this.current.rows.some((row) => row.ahead)) notes.push("* leads; = not told from it (paired bootstrap by source document, Holm-adjusted p ≥ 0.05)");
+    if (this.current.bounds.length) notes.push(`${this.current.bounds.join(", ")}: a bound that sees the future, and no contender`);
     const failed = cells.reduce((sum, cell) => sum + cell[FAILED], 0);
     if (failed) notes.push(`${plural(failed, "answer")} failed and ${failed === 1 ? "is" : "are"} in no mean`);
     if (this.list.some(({ head }) => head === "whole")) notes.push("whole: answers whose budget held the whole context, so that nothing was evicted");
@@ -502,6 +522,8 @@ function detailOf(protocol, table, press, budget) {
       ["answers", `${cell[N]} scored, ${cell[FAILED]} failed`],
       ["of these, nothing evicted", press === FULL ? null : cell[WHOLE]],
       ["samples per subtask", cell[SAMPLES]],
+      ["area over all cache sizes", row.auc[MEAN] === null ? null : `${row.auc[MEAN].toFixed(3)}, ${intervalOf(row.auc, 3)}`],
+      ["area less the leader’s", row.ahead && row.ahead[MEAN] !== null ? `${row.ahead[MEAN].toFixed(3)}, ${intervalOf(row.ahead, 3)}${row.ahead[P] === null ? "" : `, Holm-adjusted p ${row.ahead[P].toPrecision(2)}`}` : null],
       ["entries kept per head, measured", kept],
       ["cache, measured", made.bytes === null ? null : `${(made.bytes / 1e6).toPrecision(3)} MB on average`],
       ["press identity", protocol.presses[press].identities.join(", ") || null],
@@ -544,14 +566,14 @@ function showAddressed() {
 
 function csv(protocols) {
   const field = (value) => (/[",\n\r]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
-  const head = ["protocol", "model", "task", "subtask", "press", "budget", "budget_tokens", "mean", "low", "high", "n", "failed", "whole", "auc"];
+  const head = ["protocol", "model", "task", "subtask", "press", "budget", "budget_tokens", "mean", "low", "high", "n", "failed", "whole", "auc", "auc_low", "auc_high", "tied"];
   const lines = [head];
   for (const { hash, fields, tables } of protocols) {
     for (const table of tables) {
       const tokens = Object.fromEntries(table.budgets.map((budget) => [budget.label, budget.tokens]));
       for (const row of table.rows) {
         for (const [label, cell] of Object.entries(row.cells)) {
-          lines.push([hash, fields.model, fields.task, table.subtask, row.press, label, tokens[label], ...cell.slice(0, WHOLE + 1), row.auc]);
+          lines.push([hash, fields.model, fields.task, table.subtask, row.press, label, tokens[label], ...cell.slice(0, WHOLE + 1), ...row.auc, row.press === FULL ? null : row.tied]);
         }
       }
     }

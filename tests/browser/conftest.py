@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvbench.commands.plot import reads_attention
+from kvbench.commands.table import is_bound
 from kvbench.leaderboard.content import make_content
 from kvbench.leaderboard.page import make_page, write_page
 from kvbench.store import load
@@ -53,5 +54,5 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     simulate(folder, presses=presses, budgets=budgets, failing=0.02)
     simulate(folder, make_protocol(question="after"), presses, seed=1)
     simulate(folder, make_protocol(task="ruler-8k", schedule="chunked", chunk=512), {"kvp": 5.0, "tova": 6.8}, seed=2)
-    page = make_page(make_content(load(folder), folder, reads_attention))
+    page = make_page(make_content(load(folder), folder, reads_attention, is_bound))
     return write_page(page, tmp_path_factory.mktemp("site")).as_uri()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvbench.commands.plot import reads_attention
+from kvbench.commands.table import is_bound
 from kvbench.leaderboard.content import make_content
 from kvbench.leaderboard.page import make_page, write_page
 from kvbench.records import FULL
@@ -67,7 +68,7 @@ def numbers(board: "Locator", column: int) -> list[float]:
 
 
 def press_names(board: "Locator") -> list[str]:
-    return [name.strip() for name in texts(board, 0)]
+    return [str(row.get_attribute("data-press")) for row in board.locator("tbody tr:not(.full)").all()]
 
 
 def saved(page: "Page", act: Callable[[], object]) -> str:
@@ -97,17 +98,32 @@ def test_a_column_sorts_both_ways_and_says_so(page: "Page") -> None:
     table = board(page)
     areas = numbers(table, 1)
     assert areas == sorted(areas, reverse=True)
-    head = table.locator("thead th").nth(2)
+    head = table.locator("thead th").nth(3)
     for direction, down in (("descending", True), ("ascending", False)):
         head.get_by_role("button").click()
         assert head.get_attribute("aria-sort") == direction
         assert table.locator("[aria-sort]").count() == 1
-        scores = numbers(table, 2)
+        scores = numbers(table, 3)
         assert scores == sorted(scores, reverse=down)
         assert page.locator("#live").inner_text() == f"sorted by 64, {direction}"
         assert table.locator("tbody tr").first.inner_text().startswith("full cache")
     table.locator("thead button").first.click()
     assert press_names(table) == sorted(press_names(table), key=str.casefold)
+
+
+def test_the_area_tells_the_leader_from_those_that_tie_and_from_bounds(page: "Page") -> None:
+    data = json.loads(page.locator("#data").inner_text())
+    (protocol,) = (one for one in data["protocols"] if one["fields"]["question"] == "after")
+    table, whole = board(page), protocol["tables"][0]
+    ties = [row["press"] for row in whole["rows"] if row["tied"]]
+    marks = dict(zip(press_names(table), (text.split("\n")[0][-1] for text in texts(table, 1)), strict=True))
+    assert [press for press, mark in marks.items() if mark == "*"] == [whole["leader"]] == ["kvp"]
+    assert [press for press, mark in marks.items() if mark == "="] == ties
+    assert "bound" in table.locator("tr[data-press=oracle] th").inner_text()
+    enough = {row["press"]: row["enough"] for row in whole["rows"] if row["press"] != FULL}
+    shown = dict(zip(press_names(table), texts(table, 2), strict=True))
+    for press, (tokens, relation) in enough.items():
+        assert shown[press] == f"{'' if relation == '=' else relation + ' '}{tokens:.0f}"
 
 
 def test_keys_alone_sort_choose_and_open(page: "Page") -> None:
@@ -162,7 +178,7 @@ def test_hovering_names_the_nearest_point_and_its_row(page: "Page") -> None:
     marker.hover()
     tip = table.locator(".tip").first
     assert tip.is_visible()
-    score = texts(table, 4)[0].partition("±")[0]
+    score = texts(table, 5)[0].partition("±")[0]
     assert re.match(rf"keydiff\n256 tokens: {score}\d*\n95 % interval \d\.\d+ to \d\.\d+\n24 answers", tip.inner_text())
     assert table.locator("tr.lit").get_attribute("data-press") == "keydiff"
     page.mouse.move(2, 2)
@@ -183,9 +199,9 @@ def test_a_press_has_its_colour_its_marker_and_dashes_if_it_reads_attention(page
 
 def test_subtasks_are_shown_one_by_one_and_side_by_side(page: "Page") -> None:
     table = board(page)
-    mean = numbers(table, 2)
+    mean = numbers(table, 3)
     table.get_by_role("combobox", name="Score").select_option("vt")
-    assert numbers(table, 2) != mean
+    assert numbers(table, 3) != mean
     assert "vt" in table.locator("caption").inner_text()
     table.get_by_role("button", name="By subtask").click()
     heads = table.locator("thead th").all_inner_texts()
@@ -222,7 +238,7 @@ def test_downloads_hold_what_the_page_shows(page: "Page") -> None:
     one = saved(page, table.get_by_role("button", name="CSV of this table").click)
     rows = list(csv.DictReader(io.StringIO(one)))
     kept = {row["press"]: float(row["mean"]) for row in rows if row["budget"] == "256" and not row["subtask"]}
-    shown = dict(zip(press_names(table), numbers(table, 4), strict=True))
+    shown = dict(zip(press_names(table), numbers(table, 5), strict=True))
     assert shown == {press: pytest.approx(mean, abs=0.00501) for press, mean in kept.items()}
     assert LABEL in kept
     content = json.loads(saved(page, page.get_by_role("button", name="JSON").click))
@@ -286,7 +302,9 @@ def test_hostile_names_are_shown_as_they_are(browser: "Browser", tmp_path: Path)
     with ResultsFolder(tmp_path).writer() as writer:
         writer.add_environment(make_environment().model_copy(update={"processor": HOSTILE}))
         writer.append(make_protocol(model=HOSTILE, task=HOSTILE, metric=HOSTILE), records)
-    address = write_page(make_page(make_content(load(tmp_path), tmp_path, reads_attention)), tmp_path).as_uri()
+    address = write_page(
+        make_page(make_content(load(tmp_path), tmp_path, reads_attention, is_bound)), tmp_path
+    ).as_uri()
     with opened(browser, address) as page:
         assert press_names(board(page)) == [HOSTILE]
         board(page).locator(".curve .marker").first.hover()

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from kvbench.cli import app
 from kvbench.commands.plot import reads_attention
+from kvbench.commands.table import is_bound
 from kvbench.errors import UsageError
 from kvbench.leaderboard.content import make_content
 from kvbench.leaderboard.page import embedded, make_page
@@ -62,7 +63,7 @@ class Elements(HTMLParser):
 
 
 def page_of(folder: Path) -> str:
-    return make_page(make_content(load(folder), folder, reads_attention))
+    return make_page(make_content(load(folder), folder, reads_attention, is_bound))
 
 
 def data_of(page: str) -> Any:
