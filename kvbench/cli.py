@@ -54,7 +54,8 @@ def main() -> NoReturn:
     except Exception as error:
         if not hasattr(error, "format_message"):  # not one of typer's own complaints about the command
             raise
-        err.print(f"[bold red]error:[/] {escape(error.format_message())}", highlight=False, soft_wrap=True)
+        if message := error.format_message():  # none where the help has been shown instead
+            err.print(f"[bold red]error:[/] {escape(message)}", highlight=False, soft_wrap=True)
         sys.exit(2)
     sys.exit(code)
 

@@ -18,7 +18,7 @@ class UsageError(KvbenchError):
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """The error for a `kind` ("press", "task", …) called `name` that is not among `known`."""
-    names = sorted(known)
+    names = list(known)
     nearest = get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean '{nearest[0]}'? " if nearest else ""
     return UsageError(f"unknown {kind} '{name}': {hint}allowed are {', '.join(names) or 'none'}")

@@ -170,7 +170,8 @@ def _validated(cls: type[Press], name: str, parameters: dict[str, str]) -> Press
     except ValidationError as error:
         first = error.errors()[0]
         field = str(first["loc"][0]) if first["loc"] else "parameters"
-        raise UsageError(f"press {name}: {field}={first['input']!r} is not allowed: {first['msg'].lower()}") from None
+        why = first["msg"].removeprefix("Value error, ").lower()
+        raise UsageError(f"press {name}: {field}={first['input']!r} is not allowed: {why}") from None
 
 
 def _origin(entry: EntryPoint) -> str:

@@ -77,7 +77,7 @@ def run_command(request: Request, dry_run: bool, as_json: bool, out: Console, er
     question = _choice("question placement", request.question, get_args(QuestionPlacement))
     schedule = _choice("schedule", request.schedule, get_args(Schedule))
     first, last = parse_protect(request.protect)
-    requested = parse_presses(request.presses)
+    made = make_presses(parse_presses(request.presses), err)
     tasks = tasks_with_data(_entries(request.tasks, "tasks"), request.data, err)
 
     # What follows needs torch and transformers; a mistyped name has been answered before they are imported.
@@ -106,7 +106,7 @@ def run_command(request: Request, dry_run: bool, as_json: bool, out: Console, er
         with folder.writer():  # refuse an unusable folder before anything is computed
             pass
     source = find(request.model, weights=not dry_run)
-    presses, named = ready_presses(requested, source.facts, err)
+    presses, named = ready_presses(made, source.facts, err)
     plan = make_plan(source, presses, tasks, settings, folder, named)
     if dry_run:
         print_plan(plan, source, settings, as_json, out)
@@ -157,30 +157,55 @@ def parse_presses(texts: Sequence[str]) -> list[RequestedPress]:
     return requested
 
 
-def ready_presses(
-    requested: Sequence[RequestedPress], facts: ModelFacts, err: Console
-) -> tuple[dict[str, Press], set[str]]:
-    """Make the presses ready for a model; the full cache, the reference of every curve, comes first.
+@dataclass(frozen=True)
+class MadePress:
+    """A press that was asked for, not yet made ready for a model."""
+
+    label: str
+    press: Press
+    named: bool
+
+
+def make_presses(requested: Sequence[RequestedPress], err: Console) -> list[MadePress]:
+    """Make the presses that were asked for; the full cache, the reference of every curve, comes first.
+
+    Raises:
+        UsageError: A press asked for by name does not exist, or its parameters are wrong.
+    """
+    made: list[MadePress] = []
+    for wanted in (RequestedPress(FULL, named=False), *requested):
+        try:
+            press = make_press(wanted.spec)
+        except UsageError as error:
+            _leave_out(wanted.spec, wanted.named, error, err)
+        else:
+            made.append(MadePress(press_label(wanted.spec.partition(":")[0], press), press, wanted.named))
+    return made
+
+
+def ready_presses(made: Sequence[MadePress], facts: ModelFacts, err: Console) -> tuple[dict[str, Press], set[str]]:
+    """Make the presses ready for a model.
 
     Returns:
         The presses by label, and the labels of those that were asked for by name.
 
     Raises:
-        UsageError: A press asked for by name does not exist or cannot run on this model.
+        UsageError: A press asked for by name cannot run on this model.
     """
     presses: dict[str, Press] = {}
-    named: set[str] = set()
-    for wanted in (RequestedPress(FULL, named=False), *requested):
+    for one in made:
         try:
-            press = make_press(wanted.spec)
-            label = press_label(wanted.spec.partition(":")[0], press)
-            presses[label] = press.for_model(facts)
-            named.update([label] if wanted.named else [])
+            presses[one.label] = one.press.for_model(facts)
         except UsageError as error:
-            if wanted.named:
-                raise
-            err.print(f"[yellow]without {wanted.spec}:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-    return presses, named
+            _leave_out(one.label, one.named, error, err)
+    return presses, {one.label for one in made if one.named}
+
+
+def _leave_out(name: str, named: bool, error: UsageError, err: Console) -> None:
+    """Say why one of `all` is left out; a press asked for by name is an error."""
+    if named:
+        raise error
+    err.print(f"[yellow]without {escape(name)}:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
 
 
 def parse_protect(text: str) -> tuple[int, int]:

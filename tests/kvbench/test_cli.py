@@ -287,6 +287,12 @@ def test_info_describes_presses_and_tasks(name: str) -> None:
     assert json.loads(kvbench("info", name, "--json").stdout)["name"] == name
 
 
+def test_without_a_command_the_help_is_shown() -> None:
+    done = kvbench()
+    assert "Answer tasks under presses and budgets" in done.stdout
+    assert (done.returncode, done.stderr.strip()) == (2, "")
+
+
 def test_info_and_list_name_the_nearest_match() -> None:
     assert "did you mean 'snapkv'" in error_of(kvbench("info", "snpkv"))
     assert "did you mean 'presses'" in error_of(kvbench("list", "press"))
