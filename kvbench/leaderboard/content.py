@@ -69,6 +69,10 @@ def _protocol(protocol: Protocol, rows: pd.DataFrame, tables: Sequence[Table]) -
         "conditions": conditions_of(protocol),
         "notes": [f"without {', '.join(missing)}"] if missing else [],
         "fields": protocol.model_dump(mode="json"),
+        "data": {
+            str(subtask): sorted({str(origin) for origin in origins})
+            for subtask, origins in rows.groupby("subtask", observed=True)["data"].unique().items()
+        },
         "command": {"model": shlex.quote(protocol.model), "rest": _options(protocol)},
         "presses": {press: _press(press, of) for press, of in named.items() if len(of)},
         "tables": [_table(table, named, measured if missing else ()) for table in tables],

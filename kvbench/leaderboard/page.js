@@ -390,7 +390,11 @@ class Board {
     const full = rows.filter((row) => row.press === FULL);
     this.rows = [...full, ...rows.filter((row) => row.press !== FULL).sort(order)];
     const contenders = rows.filter((row) => row.press !== FULL && !this.current.bounds.includes(row.press));
-    const best = this.list.map((one) => (one.score ? Math.max(...contenders.map((row) => one.value(row) ?? -Infinity)) : null));
+    const best = this.list.map((one) => {
+      const values = contenders.map((row) => one.value(row)).filter((number) => number !== null);
+      const top = Math.max(...values);
+      return one.score && values.some((number) => number < top) ? top : null;
+    });
     const reference = this.list.map((one) => (one.score && full.length ? one.value(full[0]) : null));
     this.body.replaceChildren(...this.rows.map((row) => this.row(row, best, reference)));
   }
@@ -534,6 +538,8 @@ function detailOf(protocol, table, press, budget) {
     h("button", { type: "button", onclick: () => copy(command) }, "Copy the command"),
     h("h3", {}, `Protocol ${protocol.hash}`),
     facts(Object.entries(protocol.fields).map(([name, value]) => [name.replaceAll("_", " "), Array.isArray(value) ? value.join(", ") : value])),
+    h("h3", {}, "Source data"),
+    facts(Object.entries(protocol.data).filter(([name]) => (table.subtask ?? name) === name).map(([name, origins]) => [name, origins.join("; ")])),
     ...environments);
 }
 

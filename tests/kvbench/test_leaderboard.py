@@ -115,6 +115,7 @@ def test_every_cell_says_what_made_it(folder: Path) -> None:
     made = chunked["presses"]["kvp"]["made"]["256"]
     assert made == {"environments": [make_environment().hash], "kept": [256, 256], "bytes": 256 * 46080}
     assert content["environments"] == {make_environment().hash: make_environment().model_dump()}
+    assert chunked["data"] == {name: ["words:0123"] for name in ("niah_single_1", "qa_1", "vt")}
     command = shlex.split(chunked["command"]["rest"])
     assert command[:6] == ["--question", "inside", "--schedule", "chunked", "--chunk", "512"]
     tasks = {table["subtask"]: table["task"] for table in chunked["tables"]}
