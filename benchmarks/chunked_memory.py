@@ -21,7 +21,7 @@ from kvbench.prompts import Prompt
 from kvbench.ranking import Protect
 from kvbench.registry import make_press
 from kvbench.task import Question
-from kvbench.variants import Variant
+from kvbench.variants import Job, Variant
 
 LENGTHS = (8192, 16384, 32768)
 CHUNK = 2048
@@ -35,7 +35,7 @@ def run(model: Model, n: int, variant: Variant) -> float:
     question = Question(text="", targets=(), max_new_tokens=2)
     presses = {"keydiff": make_press("keydiff")}
     started = time.perf_counter()
-    run_prompt_in_chunks(model, prompt, [question], presses, [variant], Protect(4, 16), 0, CHUNK)
+    run_prompt_in_chunks(model, Job(prompt, [question], presses, [variant], Protect(4, 16), 0), CHUNK)
     return time.perf_counter() - started
 
 

@@ -7,8 +7,6 @@ or the oracle is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-
 import torch
 from torch import Tensor
 
@@ -17,66 +15,36 @@ from kvbench.attention import AttentionCall
 from kvbench.errors import KvbenchError
 from kvbench.future import future_attention
 from kvbench.models import Model
-from kvbench.press import LayerCache, Press, Reads
-from kvbench.prompts import Prompt
+from kvbench.press import LayerCache, Reads
 from kvbench.ranked_cache import Kept, RankedCache
-from kvbench.ranking import Protect, Rankers, now
-from kvbench.task import Question
-from kvbench.variants import Outcome, Timings, Variant
+from kvbench.ranking import now
+from kvbench.variants import Job, Outcome, Timings, Variant
 
 
 @torch.inference_mode()
-def run_prompt(
-    model: Model,
-    prompt: Prompt,
-    questions: list[Question],
-    presses: Mapping[str, Press],
-    variants: Collection[Variant],
-    protected: Protect,
-    seed: int,
-) -> Outcome:
-    """Answer one prompt under every variant.
-
-    Args:
-        model: The model.
-        prompt: Context and questions.
-        questions: The prompt's questions, in its order.
-        presses: By label; a press that fails does not stop the others.
-        variants: What to answer; budgets below the context's length, and the full cache.
-        protected: What stands in front of every ranking.
-        seed: The sample's seed.
-    """
-    run = _Run(model, prompt, questions, presses, variants, protected, seed)
+def run_prompt(model: Model, job: Job) -> Outcome:
+    """Answer one prompt under every variant, compressing once after the prefill."""
+    run = _Run(model, job)
     run.prefill()
     answers = run.answer_all()
-    peaks = dict.fromkeys(answers, len(prompt.context))  # the whole prompt is cached before it is compressed
+    peaks = dict.fromkeys(answers, run.n)  # the whole prompt is cached before it is compressed
     return Outcome(answers, run.kept, peaks, run.rankers.failures, run.timings)
 
 
 class _Run:
     """One prompt on its way through prefill, ranking and answering."""
 
-    def __init__(
-        self,
-        model: Model,
-        prompt: Prompt,
-        questions: list[Question],
-        presses: Mapping[str, Press],
-        variants: Collection[Variant],
-        protected: Protect,
-        seed: int,
-    ):
+    def __init__(self, model: Model, job: Job):
         self.model = model
-        self.prompt = prompt
-        self.questions = questions
-        self.seed = seed
-        self.n = len(prompt.context)
+        self.prompt = job.prompt
+        self.questions = job.questions
+        self.seed = job.seed
+        self.n = len(job.prompt.context)
         self.full = Variant(None, self.n)
-        self.wanted = set(variants)
-        asked = {variant.press for variant in variants}
-        self.rankers = Rankers({label: press for label, press in presses.items() if label in asked}, protected)
+        self.wanted = set(job.variants)
+        self.rankers = job.rankers()
         self.presses = list(self.rankers.presses)
-        self.budgets = tuple(sorted({variant.budget for variant in variants if variant.press is not None}))
+        self.budgets = tuple(sorted({variant.budget for variant in self.wanted if variant.press is not None}))
         self.grid = RankedCache(len(self.presses), self.budgets)
         self.whole = RankedCache.of_full_cache(self.n)
         self.context = CompressedContext(self.n, [self.whole, self.grid])

@@ -8,7 +8,7 @@ their original positions. A press that reads queries is given the chunk's.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -25,12 +25,11 @@ from kvbench.answering import (
 )
 from kvbench.attention import AttentionCall, causal_attention, merge, partial_attention
 from kvbench.models import Model
-from kvbench.press import LayerCache, Press, Reads
-from kvbench.prompts import Prompt
+from kvbench.press import LayerCache, Reads
 from kvbench.ranked_cache import Kept, RankedCache
-from kvbench.ranking import Protect, Rankers, now
+from kvbench.ranking import now
 from kvbench.task import Question
-from kvbench.variants import Outcome, Timings, Variant
+from kvbench.variants import Job, Outcome, Timings, Variant
 
 
 @dataclass(frozen=True)
@@ -90,53 +89,31 @@ class VariantCache:
 
 
 @torch.inference_mode()
-def run_prompt_in_chunks(
-    model: Model,
-    prompt: Prompt,
-    questions: list[Question],
-    presses: Mapping[str, Press],
-    variants: Collection[Variant],
-    protected: Protect,
-    seed: int,
-    chunk: int,
-) -> Outcome:
+def run_prompt_in_chunks(model: Model, job: Job, chunk: int) -> Outcome:
     """Answer one prompt under every variant, compressing after every chunk.
 
     Args:
         model: The model.
-        prompt: Context and questions.
-        questions: The prompt's questions, in its order.
-        presses: By label; none may read the future. A press that fails does not stop the others.
-        variants: What to answer; the full cache among them keeps everything, and grows with the context.
-        protected: What stands in front of every ranking: the context's first tokens, and the newest so far.
-        seed: The sample's seed.
+        job: What to answer. No press may read the future; the full cache, if asked for, grows with the context. The
+            protected last tokens are the newest so far.
         chunk: Tokens per chunk.
     """
-    run = _ChunkedRun(model, prompt, presses, variants, protected, seed, chunk)
+    run = _ChunkedRun(model, job, chunk)
     run.prefill()
-    return run.answer_all(questions)
+    return run.answer_all(job.questions)
 
 
 class _ChunkedRun:
     """One prompt on its way through the chunks."""
 
-    def __init__(
-        self,
-        model: Model,
-        prompt: Prompt,
-        presses: Mapping[str, Press],
-        variants: Collection[Variant],
-        protected: Protect,
-        seed: int,
-        chunk: int,
-    ):
+    def __init__(self, model: Model, job: Job, chunk: int):
         self.model = model
-        self.prompt = prompt
-        self.seed = seed
-        self.chunks = prompt.context.to(model.device).split(chunk)
-        asked = {variant.press for variant in variants}
-        self.rankers = Rankers({label: press for label, press in presses.items() if label in asked}, protected)
-        self.caches = [VariantCache(variant) for variant in sorted(variants, key=lambda v: (v.press or "", v.budget))]
+        self.prompt = job.prompt
+        self.seed = job.seed
+        self.chunks = job.prompt.context.to(model.device).split(chunk)
+        self.rankers = job.rankers()
+        ordered = sorted(job.variants, key=lambda variant: (variant.press or "", variant.budget))
+        self.caches = [VariantCache(variant) for variant in ordered]
         self.windows: dict[int, int] = {}
         self.timings = Timings(ranking=self.rankers.seconds)
 
@@ -154,7 +131,7 @@ class _ChunkedRun:
                 position += len(tokens)
         self.timings.prefill = now(self.model.device) - started - sum(self.rankers.seconds.values())
 
-    def answer_all(self, questions: list[Question]) -> Outcome:
+    def answer_all(self, questions: Sequence[Question]) -> Outcome:
         """Answer every question with the variants whose press has not failed, all together."""
         live = [cache for cache in self.caches if cache.variant.press not in self.rankers.failures]
         answers: dict[Variant, list[Answer]] = {cache.variant: [] for cache in live}

@@ -21,7 +21,7 @@ from kvbench.ranking import Protect
 from kvbench.records import FULL, Protocol, Record, Schedule, content_hash
 from kvbench.store import ResultsFolder, ResultsWriter
 from kvbench.task import QuestionPlacement, Sample, Task
-from kvbench.variants import Outcome, Timings, Variant
+from kvbench.variants import Job, Outcome, Timings, Variant
 
 
 @dataclass(frozen=True)
@@ -258,11 +258,10 @@ def _run_item(item: WorkItem, plan: Plan, model: Model) -> Outcome:
     variants = {cell.variant for cell in item.cells}
     protected = Protect(item.protocol.protect_first, item.protocol.protect_last)
     seed = sample_seed(item.protocol.seed, item.sample.id)
+    job = Job(item.prompt, questions, plan.presses, variants, protected, seed)
     if item.protocol.chunk is None:
-        return run_prompt(model, item.prompt, questions, plan.presses, variants, protected, seed)
-    return run_prompt_in_chunks(
-        model, item.prompt, questions, plan.presses, variants, protected, seed, item.protocol.chunk
-    )
+        return run_prompt(model, job)
+    return run_prompt_in_chunks(model, job, item.protocol.chunk)
 
 
 def _records(item: WorkItem, plan: Plan, outcome: Outcome, environment: str) -> Iterator[Record]:

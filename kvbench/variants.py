@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvbench.answering import Answer
+from kvbench.press import Press
+from kvbench.prompts import Prompt
 from kvbench.ranked_cache import Kept
+from kvbench.ranking import Protect, Rankers
+from kvbench.task import Question
 
 
 @dataclass(frozen=True)
@@ -14,6 +19,33 @@ class Variant:
 
     press: str | None
     budget: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """A prompt and all that it is to be answered under.
+
+    Attributes:
+        prompt: Context and questions.
+        questions: The prompt's questions, in its order.
+        presses: By label, ready for the model; a press that fails does not stop the others.
+        variants: What to answer: budgets below the context's length, and the full cache.
+        protected: What stands in front of every ranking.
+        seed: The sample's seed.
+    """
+
+    prompt: Prompt
+    questions: Sequence[Question]
+    presses: Mapping[str, Press]
+    variants: Collection[Variant]
+    protected: Protect
+    seed: int
+
+    def rankers(self) -> Rankers:
+        """Return the presses that some variant asks for, at work."""
+        asked = {variant.press for variant in self.variants}
+        presses = {label: press for label, press in self.presses.items() if label in asked}
+        return Rankers(presses, self.protected)
 
 
 @dataclass

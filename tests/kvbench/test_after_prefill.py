@@ -13,7 +13,7 @@ from kvbench.models import Model, facts_of
 from kvbench.press import LayerCache, Press, Reads, ScorePress
 from kvbench.prompts import Prompt
 from kvbench.ranking import Protect, protect
-from kvbench.variants import Outcome, Variant
+from kvbench.variants import Job, Outcome, Variant
 from tiny_models import CONFIGS, masked_forward, tiny_model, tiny_network
 from tiny_runs import (
     FAMILIES,
@@ -40,7 +40,7 @@ def run(
     new: int = NEW,
 ) -> Outcome:
     prompt = prompt or random_prompt()
-    return run_prompt(model, prompt, [question(new)] * len(prompt.fed), ready, variants, protected, seed=3)
+    return run_prompt(model, Job(prompt, [question(new)] * len(prompt.fed), ready, variants, protected, seed=3))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -194,9 +194,9 @@ def test_rows_stop_at_their_own_end_and_the_rest_go_on_unchanged() -> None:
 def test_a_stop_text_ends_and_cuts_the_answer() -> None:
     model = tiny_model("llama")
     full = Variant(None, N)
-    free = run_prompt(model, random_prompt(), [question(30)], {}, [full], UNPROTECTED, 0).answers[full][0]
+    free = run_prompt(model, Job(random_prompt(), [question(30)], {}, [full], UNPROTECTED, 0)).answers[full][0]
     mark = free.text[4:6]
-    cut = run_prompt(model, random_prompt(), [question(30, (mark,))], {}, [full], UNPROTECTED, 0).answers[full][0]
+    cut = run_prompt(model, Job(random_prompt(), [question(30, (mark,))], {}, [full], UNPROTECTED, 0)).answers[full][0]
     assert cut.stopped == "stop"
     assert cut.text == free.text[: free.text.index(mark)]
 

@@ -16,7 +16,7 @@ from kvbench.press import LayerCache, Press
 from kvbench.prompts import Prompt
 from kvbench.ranking import Protect, protect
 from kvbench.registry import make_press
-from kvbench.variants import Outcome, Variant
+from kvbench.variants import Job, Outcome, Variant
 from tiny_models import CONFIGS, masked_forward, tiny_model, tiny_network
 from tiny_runs import (
     FAMILIES,
@@ -46,7 +46,7 @@ def run(
 ) -> Outcome:
     prompt = prompt or random_prompt()
     asked = [question(NEW)] * len(prompt.fed)
-    return run_prompt_in_chunks(model, prompt, asked, ready, variants, protected, seed=3, chunk=chunk)
+    return run_prompt_in_chunks(model, Job(prompt, asked, ready, variants, protected, seed=3), chunk=chunk)
 
 
 @pytest.mark.parametrize("chunk", [N, N + 1, 4 * N])
@@ -56,7 +56,7 @@ def test_one_chunk_for_all_is_compressing_after_prefill(family: str, chunk: int)
     ready = presses(*PRESSES)
     variants = [Variant(None, N), *grid(ready, BUDGETS)]
     chunked = run(model, ready, variants, chunk, protected=Protect(2, 3))
-    once = run_prompt(model, random_prompt(), [question(NEW)], ready, variants, Protect(2, 3), seed=3)
+    once = run_prompt(model, Job(random_prompt(), [question(NEW)], ready, variants, Protect(2, 3), seed=3))
     assert chunked.failures == {}
     for variant in variants:
         assert tokens(chunked, variant) == tokens(once, variant), variant
@@ -70,7 +70,7 @@ def test_a_budget_that_is_never_reached_answers_what_the_full_cache_answers(fami
     ready = presses("k_norm", "snapkv:window=8")
     variants = [Variant(None, N), *grid(ready, (N,))]
     chunked = run(model, ready, variants, chunk)
-    once = run_prompt(model, random_prompt(), [question(NEW)], ready, [Variant(None, N)], UNPROTECTED, seed=3)
+    once = run_prompt(model, Job(random_prompt(), [question(NEW)], ready, [Variant(None, N)], UNPROTECTED, seed=3))
     for variant in variants:
         assert tokens(chunked, variant) == tokens(once, Variant(None, N)), variant
 

@@ -1,6 +1,5 @@
 """The command line, as a user meets it, on a tiny model saved to a folder."""
 
-import io
 import json
 import re
 import signal
@@ -8,37 +7,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from kvbench.cli import main
+from command_line import Done, kvbench
 from kvbench.store import load
 from tiny_models import CONFIGS, tiny_network, tiny_tokenizer
 
 TASK = "ruler-2k:fwe"
 PRESSES = "k_norm,snapkv:window=16,kernel=3,streaming_llm"
-
-
-@dataclass(frozen=True)
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def kvbench(*arguments: str) -> Done:
-    """Run the command line in this process, without a terminal: 80 columns wide, no colours."""
-    stdout, stderr = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
-        patch.setattr(sys, "argv", ["kvbench", *arguments])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-    return Done(int(exit_.value.code or 0), stdout.getvalue(), stderr.getvalue())
 
 
 def error_of(done: Done) -> str:

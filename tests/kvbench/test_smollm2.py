@@ -13,7 +13,7 @@ from kvbench.prompts import Prompt, prompts_of
 from kvbench.ranking import Protect
 from kvbench.registry import make_press, make_task
 from kvbench.task import Sample
-from kvbench.variants import Variant
+from kvbench.variants import Job, Variant
 
 pytestmark = pytest.mark.real_model
 
@@ -32,10 +32,10 @@ def test_the_batch_answers_what_each_variant_answers_alone(smollm2: Model) -> No
     ready = {name: make_press(name) for name in ("snapkv", "keydiff", "h2o", "lagkv", "tova", "random", "oracle")}
     n = len(prompt.context)
     variants = [Variant(None, n), *(Variant(label, budget) for label in ready for budget in (32, 128, 512))]
-    together = run_prompt(smollm2, prompt, questions, ready, variants, PROTECTED, seed=1)
+    together = run_prompt(smollm2, Job(prompt, questions, ready, variants, PROTECTED, seed=1))
     assert together.failures == {}
     for variant in variants[::2]:
-        alone = run_prompt(smollm2, prompt, questions, ready, [variant], PROTECTED, seed=1)
+        alone = run_prompt(smollm2, Job(prompt, questions, ready, [variant], PROTECTED, seed=1))
         assert together.answers[variant] == alone.answers[variant], variant
 
 
@@ -44,7 +44,7 @@ def test_the_full_cache_finds_a_needle_at_4k_and_keydiff_at_a_budget_of_1024(smo
     sample, prompt = needle(smollm2.tokenizer, "ruler-4k", index)
     [question] = sample.questions
     variants = [Variant(None, len(prompt.context)), Variant("keydiff", 1024)]
-    outcome = run_prompt(smollm2, prompt, [question], {"keydiff": make_press("keydiff")}, variants, PROTECTED, 1)
+    outcome = run_prompt(smollm2, Job(prompt, [question], {"keydiff": make_press("keydiff")}, variants, PROTECTED, 1))
     assert len(prompt.context) > 3900
     for variant in variants:
         assert question.targets[0] in outcome.answers[variant][0].text, variant
@@ -56,7 +56,7 @@ def test_at_a_budget_of_one_token_the_needle_is_lost(smollm2: Model) -> None:
     names = ("keydiff", "tova", "snapkv", "oracle", "streaming_llm")
     variants = [Variant(None, len(prompt.context)), *(Variant(name, 1) for name in names)]
     ready = {name: make_press(name) for name in names}
-    outcome = run_prompt(smollm2, prompt, [question], ready, variants, Protect(0, 0), seed=1)
+    outcome = run_prompt(smollm2, Job(prompt, [question], ready, variants, Protect(0, 0), seed=1))
     full, *compressed = (question.targets[0] in outcome.answers[variant][0].text for variant in variants)
     assert full
     assert not any(compressed)
@@ -67,7 +67,7 @@ def test_chunks_find_the_needle_too(smollm2: Model) -> None:
     [question] = sample.questions
     variant = Variant("keydiff", 512)
     ready = {"keydiff": make_press("keydiff")}
-    outcome = run_prompt_in_chunks(smollm2, prompt, [question], ready, [variant], PROTECTED, 1, chunk=256)
+    outcome = run_prompt_in_chunks(smollm2, Job(prompt, [question], ready, [variant], PROTECTED, 1), chunk=256)
     assert question.targets[0] in outcome.answers[variant][0].text
     assert outcome.peaks[variant] == 512 + 256
 
@@ -82,7 +82,7 @@ from kvbench.prompts import Prompt
 from kvbench.ranking import Protect
 from kvbench.registry import make_press
 from kvbench.task import Question
-from kvbench.variants import Variant
+from kvbench.variants import Job, Variant
 
 n = int(sys.argv[1])
 model = find("smollm2-135m").load("float32", "cpu", "sdpa")
@@ -91,7 +91,7 @@ prompt = Prompt(torch.randint(3, 40000, (n,)), (torch.tensor([5]),), (0,))
 question = Question(text="", targets=(), max_new_tokens=2)
 variant = Variant("keydiff", 512)
 ready = {"keydiff": make_press("keydiff")}
-run_prompt_in_chunks(model, prompt, [question], ready, [variant], Protect(4, 16), 0, chunk=1024)
+run_prompt_in_chunks(model, Job(prompt, [question], ready, [variant], Protect(4, 16), 0), chunk=1024)
 print((getrusage(RUSAGE_SELF).ru_maxrss - before) * 1024)
 """
 
