@@ -114,7 +114,7 @@ class ClusterBootstrap:
         values = np.asarray(values, float)
         present = ~np.isnan(values)
         # Most columns have values of the same samples: those are counted once per distinct set.
-        patterns, pattern = np.unique(present, axis=1, return_inverse=True)
+        patterns, pattern = distinct_columns(present)
         values = np.where(present, values, 0)
         subtasks = self._subtask.max() + 1
         estimate = np.zeros(values.shape[1])
@@ -123,7 +123,7 @@ class ClusterBootstrap:
         for subtask in range(subtasks):
             rows = self._subtask == subtask
             stratum = next(part for part in self._strata if part.start <= self._cluster[rows][0] < part.stop)
-            member = _indicator(self._cluster[rows] - stratum.start, stratum.stop - stratum.start)
+            member = indicator(self._cluster[rows] - stratum.start, stratum.stop - stratum.start)
             sums, counts = member @ values[rows], member @ patterns[rows]  # [clusters, k], [clusters, patterns]
             with np.errstate(divide="ignore", invalid="ignore"):
                 n = counts.sum(0)[pattern]
@@ -182,8 +182,15 @@ def holm(p: ArrayLike) -> Floats:
     return adjusted
 
 
-def _indicator(cluster: NDArray[np.int64], clusters: int) -> csr_array:
-    """Return the matrix `[clusters, n]` that sums values by cluster."""
+def distinct_columns(values: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Return the distinct columns of `[n, k]`, and which of them each column is, `[k]`."""
+    keys = np.array([column.tobytes().hex() for column in values.T])  # numpy would cut zeros off the end of bytes
+    _, first, number = np.unique(keys, return_index=True, return_inverse=True)
+    return values[:, first], number
+
+
+def indicator(cluster: NDArray[np.int64], clusters: int) -> csr_array:
+    """Return the matrix `[clusters, n]` that sums n values by cluster."""
     n = len(cluster)
     return csr_array((np.ones(n), (cluster, np.arange(n))), shape=(clusters, n))
 

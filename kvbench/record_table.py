@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -27,26 +29,30 @@ TEXTS = ("prediction", "targets")
 COLUMNS = tuple(name for name in Record.model_fields if name not in TEXTS)
 
 _CHUNK = 16 << 20  # bytes parsed at a time: what bounds the memory that the texts need
-_BLOCK = 2 << 20  # bytes that one thread parses
+_BLOCK = 2 << 20  # bytes that Arrow parses at a time
 _NEWLINE, _BRACE = ord("\n"), ord("{")
 
 
-def read_records(path: Path, columns: Iterable[str] = COLUMNS) -> pa.Table:
+def read_records(path: Path, columns: Iterable[str] = COLUMNS, strict: bool = True) -> pa.Table:
     """Read a file of records into a table of the given columns, one row per line, in the file's order.
 
     Strings other than the key are dictionary-encoded. A torn last line, left by a killed writer, is ignored.
+
+    Args:
+        path: The file.
+        columns: Names of fields.
+        strict: Whether to check all fields of every record, not only those of the given columns.
 
     Raises:
         UsageError: The file cannot be read, or a line is not a record; the message says which line and field.
     """
     columns = list(columns)
-    line = 1
     tables = [_encoded(_SCHEMA.empty_table().select(columns))]
     try:
-        for chunk in _chunks(path):
-            table = _parse(path, line, chunk)
-            tables.append(_encoded(table.select(columns)))
-            line += table.num_rows
+        schema = _SCHEMA if strict else pa.schema([_SCHEMA.field(name) for name in columns])
+        tables += _in_threads(
+            lambda line, chunk: _encoded(_parse(path, line, chunk, schema).select(columns)), _chunks(path)
+        )
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {reason(error)}") from error
     return pa.concat_tables(tables).unify_dictionaries()
@@ -66,8 +72,21 @@ def is_torn(line: bytes) -> bool:
     return False
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
-    """Yield the file in chunks of whole lines."""
+def _in_threads(parse: Callable[[int, bytes], pa.Table], chunks: Iterable[tuple[int, bytes]]) -> Iterator[pa.Table]:
+    """Yield what `parse` makes of each chunk, in order, with no more chunks in memory than there are processors."""
+    workers = pa.cpu_count()
+    with ThreadPoolExecutor(workers) as pool:
+        waiting: deque[Future[pa.Table]] = deque()
+        for chunk in chunks:
+            waiting.append(pool.submit(parse, *chunk))
+            if len(waiting) > workers:
+                yield waiting.popleft().result()
+        yield from (future.result() for future in waiting)
+
+
+def _chunks(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the file in chunks of whole lines, each with the number of its first line."""
+    line = 1
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             chunk += file.readline()
@@ -75,19 +94,29 @@ def _chunks(path: Path) -> Iterator[bytes]:
                 start = chunk.rfind(b"\n") + 1
                 chunk = chunk[:start] if is_torn(chunk[start:]) else chunk + b"\n"
             if chunk:
-                yield chunk
+                yield line, chunk
+                line += chunk.count(b"\n")
 
 
-def _parse(path: Path, first_line: int, chunk: bytes) -> pa.Table:
-    """Parse whole lines with Arrow, and those that Arrow has doubts about with the schema itself."""
+def _parse(path: Path, first_line: int, chunk: bytes, schema: pa.Schema) -> pa.Table:
+    """Parse whole lines with Arrow, and those that Arrow has doubts about with the schema of records itself.
+
+    Args:
+        path: For messages.
+        first_line: For messages.
+        chunk: The lines.
+        schema: The fields to look at; others are passed over unless it has them all.
+    """
     ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == _NEWLINE)
     if not _is_safe_for_arrow(chunk, ends):
         return _parse_lines(path, first_line, chunk)
     try:
         table = pj.read_json(
             pa.BufferReader(chunk),
-            read_options=pj.ReadOptions(block_size=_BLOCK),
-            parse_options=pj.ParseOptions(explicit_schema=_SCHEMA, unexpected_field_behavior="error"),
+            read_options=pj.ReadOptions(block_size=_BLOCK, use_threads=False),  # chunks have threads of their own
+            parse_options=pj.ParseOptions(
+                explicit_schema=schema, unexpected_field_behavior="error" if schema == _SCHEMA else "ignore"
+            ),
         )
         table.validate(full=True)  # Arrow's parser does not look at the encoding
     except pa.ArrowInvalid:
@@ -137,10 +166,11 @@ def _sentence(error: ValidationError) -> str:
 
 def _surely_valid(table: pa.Table) -> bool:
     """Whether the schema is sure to accept what Arrow has read, judging columns instead of rows."""
-    unscored = pc.and_(pc.equal(table["status"], "ok"), pc.is_null(table["score"], nan_is_null=True))
-    return not pc.any(unscored).as_py() and all(
-        _accepts(name, value) for name in table.column_names for value in _telling_values(name, table[name])
-    )
+    if {"status", "score"} <= set(table.column_names):
+        unscored = pc.and_(pc.equal(table["status"], "ok"), pc.is_null(table["score"], nan_is_null=True))
+        if pc.any(unscored).as_py():
+            return False
+    return all(_accepts(name, value) for name in table.column_names for value in _telling_values(name, table[name]))
 
 
 def _accepts(field: str, value: object) -> bool:

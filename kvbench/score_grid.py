@@ -80,5 +80,5 @@ def _questions(frame: pd.DataFrame, subtask: Codes) -> tuple[Codes, Codes]:
     combined = np.ravel_multi_index(
         (subtask, sample, question), (subtask.max() + 1, sample.max() + 1, question.max() + 1)
     )
-    _, first, number = np.unique(combined, return_index=True, return_inverse=True)
-    return number, first
+    number = pd.factorize(combined)[0]
+    return number, np.flatnonzero(~pd.Series(number).duplicated())

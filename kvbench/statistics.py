@@ -8,16 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from kvbench.bootstrap import CONFIDENCE, ClusterBootstrap, Intervals, holm
+from kvbench.bootstrap import CONFIDENCE, ClusterBootstrap, Intervals, distinct_columns, holm, indicator
 from kvbench.records import FULL
-from kvbench.score_grid import Floats, ScoreGrid, press_names, score_grid
+from kvbench.score_grid import Codes, Floats, ScoreGrid, press_names, score_grid
+
+COLUMNS = (
+    "press",
+    "press_identity",
+    "budget",
+    "budget_tokens",
+    "sample",
+    "question",
+    "subtask",
+    "source",
+    "compressed",
+    "status",
+    "score",
+)
+"""The columns of records that summaries and comparisons need."""
 
 ENOUGH = 0.95
 """The share of the full cache's score at which a budget counts as enough."""
@@ -167,13 +182,13 @@ def summarise(frame: pd.DataFrame, is_bound: Callable[[str], bool] = lambda _: F
         is_bound: Whether a press, by its name, is a bound rather than a policy (an oracle). It neither leads nor
             is it compared with the leader.
     """
-    cells = _cells(frame)
-    full = cells.pop(FULL, {}).get(FULL)
     budgets = budgets_of(frame)
+    grid = score_grid(frame, [budget.label for budget in budgets])
+    cells = _cells(frame, grid, budgets)
+    full = cells.pop(FULL, {}).get(FULL)
     curves = sorted((_curve(press, cells[press], budgets, full) for press in cells), key=_best_first)
     leader = next((curve.press for curve in curves if curve.auc is not None and not is_bound(curve.press)), None)
     if any(curve.auc is not None for curve in curves):
-        grid = score_grid(frame, [budget.label for budget in budgets])
         tokens = [budget.tokens for budget in budgets]
         curves = _with_intervals(curves, grid, tokens)
         if leader is not None:
@@ -207,20 +222,8 @@ def mean_interval(scores: ArrayLike, subtasks: ArrayLike, sources: ArrayLike) ->
     scores = np.asarray(scores, float)
     if not len(scores):
         return Estimate()
-    subtask, source = (np.unique(codes, return_inverse=True)[1] for codes in (subtasks, sources))
-    n = np.bincount(subtask)
-    means = np.bincount(subtask, scores) / n
-    mean = float(means.mean())
-    own_source = np.bincount(source)[source] == 1
-    proportions = np.bincount(subtask, np.isin(scores, (0, 1)) & own_source) == n
-    if proportions.all() and len(n) == 1:
-        return Estimate(mean, *_wilson(mean, len(scores)))
-
-    variance, freedom = _variance_of_sum(scores, subtask, source, proportions)
-    if not variance or not freedom:
-        return Estimate(mean)
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * np.sqrt(variance)) / len(n)
-    return Estimate(mean, mean - half, mean + half)
+    [estimate] = _mean_intervals(scores[:, None], np.asarray(subtasks), np.asarray(sources))
+    return estimate
 
 
 def normalised_auc(tokens: Sequence[float], means: Sequence[float | None], full: float | None) -> float | None:
@@ -307,8 +310,9 @@ def area_differences(
     complete = grid.complete
     paired = complete[:, presses] & complete[:, [reference]]  # [samples, presses]
     differences = [Difference()] * len(presses)
-    for pattern in np.unique(paired, axis=1).T:  # without failures there is one
-        places = np.flatnonzero((paired == pattern[:, None]).all(axis=0))
+    patterns, number = distinct_columns(paired)  # without failures there is one
+    for index, pattern in enumerate(patterns.T):
+        places = np.flatnonzero(number == index)
         if len(np.unique(grid.subtask[pattern])) < len(np.unique(grid.subtask)):
             continue
         scores = grid.scores[pattern][:, np.array(presses)[places]] - grid.scores[pattern][:, [reference]]
@@ -333,63 +337,92 @@ def adjusted(differences: Sequence[Difference]) -> list[Difference]:
     return [replace(d, adjusted_p=_known(p)) for d, p in zip(differences, corrected, strict=True)]
 
 
+def _mean_intervals(scores: Floats, subtasks: Codes, sources: Codes) -> list[Estimate]:
+    """Return what `mean_interval` does for each column of `[n, k]` scores of the same samples."""
+    subtask, source = (np.unique(codes, return_inverse=True)[1] for codes in (subtasks, sources))
+    n = np.bincount(subtask)
+    by_subtask = indicator(subtask, len(n))
+    means = by_subtask @ scores / n[:, None]  # [subtasks, k]
+    own_source = np.bincount(source)[source] == 1
+    graded = ~np.isin(scores, (0, 1)) | ~own_source[:, None]
+    proportions = by_subtask @ graded == 0  # [subtasks, k]
+    variance, freedom = _variance_of_sum(scores, means, subtask, source, proportions)
+    with np.errstate(invalid="ignore"):
+        half = stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * np.sqrt(variance) / len(n)
+    mean = means.mean(axis=0)
+    low, high = mean - half, mean + half
+    if len(n) == 1:
+        one = proportions[0]
+        low[one], high[one] = _wilson(mean[one], n[0])
+    return [Estimate(*map(_known, ends)) for ends in zip(mean, low, high, strict=True)]
+
+
 def _variance_of_sum(
-    scores: NDArray[np.float64],
-    subtask: NDArray[np.int64],
-    source: NDArray[np.int64],
-    proportions: NDArray[np.bool_],
-) -> tuple[float, float]:
-    """Return the variance of the sum of the subtasks' means and its degrees of freedom; 0 if unknown.
+    scores: Floats, means: Floats, subtask: Codes, source: Codes, proportions: NDArray[np.bool_]
+) -> tuple[Floats, Floats]:
+    """Return the variances `[k]` of the sums of the subtasks' means and their degrees of freedom; NaN if unknown.
 
     Args:
-        scores: `[n]`.
+        scores: `[n, k]`.
+        means: `[subtasks, k]`.
         subtask: `[n]`, from 0.
         source: `[n]`, from 0.
-        proportions: `[subtasks]`, which of them are proportions.
+        proportions: `[subtasks, k]`, which of them are proportions.
     """
-    n = np.bincount(subtask)
-    means = np.bincount(subtask, scores) / n
+    n = np.bincount(subtask)[:, None]
     pairs, pair = np.unique(subtask * len(scores) + source, return_inverse=True)
     pair_subtask, pair_source = np.divmod(pairs, len(scores))
-    sources = np.bincount(pair_subtask)  # of each subtask
+    sources = np.bincount(pair_subtask)[:, None]  # of each subtask
     if np.any(sources == 1):
-        return 0.0, 0.0
+        return np.full(scores.shape[1], np.nan), np.full(scores.shape[1], np.nan)
     residuals = np.where(proportions[subtask], 0, scores - means[subtask]) / n[subtask]
-    clustered = np.bincount(pair, residuals) * np.sqrt(sources / (sources - 1))[pair_subtask]
+    clustered = indicator(pair, len(pairs)) @ residuals * np.sqrt(sources / (sources - 1))[pair_subtask]
     smoothed = (means * n + 0.5) / (n + 1)
-    variances = np.where(proportions, smoothed * (1 - smoothed) / n, np.bincount(pair_subtask, clustered**2))
-    if not variances.any():
-        return 0.0, 0.0
+    squares = indicator(pair_subtask, len(n)) @ clustered**2
+    variances = np.where(proportions, smoothed * (1 - smoothed) / n, squares)
+    variances[:, ~variances.any(axis=0)] = np.nan
     # Summed by source over the subtasks: a source that several of them share brings their covariance.
-    variance = np.sum(variances[proportions]) + np.sum(np.bincount(pair_source, clustered) ** 2)
-    freedom = np.sum(variances) ** 2 / np.sum(variances**2 / (sources - 1))
-    return float(variance), min(float(freedom), len(np.unique(source)) - 1)
+    shared = indicator(pair_source, source.max() + 1) @ clustered
+    variance = np.sum(variances * proportions, axis=0) + np.sum(shared**2, axis=0)
+    freedom = np.sum(variances, axis=0) ** 2 / np.sum(variances**2 / (sources - 1), axis=0)
+    return variance, np.minimum(freedom, source.max())
 
 
-def _wilson(proportion: float, n: int) -> tuple[float, float]:
+def _wilson(proportion: Floats, n: int) -> tuple[Floats, Floats]:
     z = float(stats.norm.ppf((1 + CONFIDENCE) / 2))
     centre = (proportion + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z * np.sqrt(proportion * (1 - proportion) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
-    return float(centre - half), float(centre + half)
+    return centre - half, centre + half
 
 
-def _cells(frame: pd.DataFrame) -> dict[str, dict[str, Cell]]:
-    """Return all cells by press and budget."""
-    subtasks, sources = pd.factorize(frame["subtask"])[0], pd.factorize(frame["source"])[0]
-    scores = frame["score"].where(frame["status"] == "ok").to_numpy(float)
-    compressed = frame["compressed"].to_numpy(bool)
+def _cells(frame: pd.DataFrame, grid: ScoreGrid, budgets: Sequence[Budget]) -> dict[str, dict[str, Cell]]:
+    """Return all cells by press and budget; a grid's budgets are those given."""
+    places = [(press, budget.label) for press in grid.presses for budget in budgets]
+    scores = np.column_stack([grid.scores.reshape(len(grid.full), -1), grid.full])
+    found = dict(zip([*places, (FULL, FULL)], zip(_column_intervals(scores, grid), scores.T, strict=True), strict=True))
+    counts = (~frame["compressed"]).groupby([press_names(frame), frame["budget"]], observed=True).agg(["size", "sum"])
     cells: dict[str, dict[str, Cell]] = {}
-    for cell, rows in frame.groupby([press_names(frame), "budget"], observed=True).indices.items():
-        press, budget = cast(tuple[str, str], cell)
-        scored = rows[~np.isnan(scores[rows])]
-        complete = len(np.unique(subtasks[scored])) == subtasks.max() + 1
-        cells.setdefault(press, {})[budget] = Cell(
-            score=mean_interval(scores[scored], subtasks[scored], sources[scored]) if complete else Estimate(),
-            n=len(scored),
-            failed=len(rows) - len(scored),
-            whole=int(np.count_nonzero(~compressed[rows])),
-        )
+    for cell, size, whole in counts.itertuples(name=None):
+        press, budget = map(str, cell)
+        score, column = found[press, budget]
+        n = int(np.count_nonzero(~np.isnan(column)))
+        cells.setdefault(press, {})[budget] = Cell(score, n, failed=size - n, whole=int(whole))
     return cells
+
+
+def _column_intervals(scores: Floats, grid: ScoreGrid) -> list[Estimate]:
+    """Return the mean of each column of `[samples, k]`, None where a subtask has no score."""
+    estimates = [Estimate()] * scores.shape[1]
+    present = ~np.isnan(scores)
+    patterns, number = distinct_columns(present)
+    for index, pattern in enumerate(patterns.T):
+        if len(np.unique(grid.subtask[pattern])) == len(np.unique(grid.subtask)):
+            places = np.flatnonzero(number == index)
+            columns = scores[np.ix_(pattern, places)]
+            found = _mean_intervals(columns, grid.subtask[pattern], grid.source[pattern])
+            for place, estimate in zip(places, found, strict=True):
+                estimates[place] = estimate
+    return estimates
 
 
 def _curve(press: str, cells: dict[str, Cell], budgets: Sequence[Budget], full: Cell | None) -> Curve:

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
 from kvbench.errors import KvbenchError, UsageError
-from kvbench.record_table import is_torn, read_records, reason
+from kvbench.record_table import COLUMNS, is_torn, read_records, reason
 from kvbench.records import SCHEMA, Environment, Protocol, Record
 
 LOCK = ".lock"
@@ -56,8 +56,12 @@ def file_stem(protocol: Protocol) -> str:
     return f"{_safe(protocol.model)}_{_safe(protocol.task)}_{protocol.hash[:12]}"
 
 
-def load(path: Path) -> Results:
+def load(path: Path, columns: Collection[str] | None = None) -> Results:
     """Read a results folder, for each cell its last record.
+
+    Args:
+        path: The folder.
+        columns: The columns of the frame, beside the protocol, and the fields of records to check; all by default.
 
     Raises:
         UsageError: There is no such folder, it holds no records, or a file in it is not what kvbench writes.
@@ -65,7 +69,8 @@ def load(path: Path) -> Results:
     tables, protocols = [], {}
     for file in _record_files(path):
         protocol = _read_protocol(file)
-        table = _last_per_key(read_records(file))
+        wanted = columns or COLUMNS
+        table = _last_per_key(read_records(file, {*wanted, "key"}, strict=not columns)).select(list(wanted))
         if table.num_rows:
             tables.append(table.add_column(0, "protocol", _repeated(protocol.hash, table.num_rows)))
             protocols[protocol.hash] = protocol

@@ -5,6 +5,7 @@ from pathlib import Path
 from rich.console import Console
 
 from kvbench.comparison import compare, show_comparisons
+from kvbench.statistics import COLUMNS
 from kvbench.store import load
 
 
@@ -14,4 +15,4 @@ def compare_command(results: Path, first: str, second: str, style: str, out: Con
     Raises:
         UsageError: It is no results folder, there is no such press or style, or nothing to compare.
     """
-    show_comparisons(compare(load(results), first, second), style, out)
+    show_comparisons(compare(load(results, COLUMNS), first, second), style, out)

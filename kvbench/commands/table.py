@@ -8,6 +8,7 @@ from kvbench.area_table import show_areas
 from kvbench.errors import UsageError, unknown
 from kvbench.press import Reads
 from kvbench.registry import press_class
+from kvbench.statistics import COLUMNS
 from kvbench.store import load
 from kvbench.table import make_tables, show
 
@@ -22,7 +23,7 @@ def table_command(results: Path, metric: str, subtasks: bool, style: str, out: C
     """
     if metric not in METRICS:
         raise unknown("metric", metric, METRICS)
-    METRICS[metric](make_tables(load(results), subtasks, is_bound), style, out)
+    METRICS[metric](make_tables(load(results, COLUMNS), subtasks, is_bound), style, out)
 
 
 def is_bound(press: str) -> bool:

@@ -62,6 +62,25 @@ def test_what_was_appended_is_what_is_loaded(tmp_path: Path) -> None:
         assert rows == [record.model_dump(exclude=set(TEXTS)) for record in records]
 
 
+@pytest.mark.parametrize("chunk", [1, 1 << 20], ids=["small chunks", "one chunk"])
+def test_some_columns_are_those_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    monkeypatch.setattr(record_table, "_CHUNK", chunk)
+    simulate(tmp_path, presses={"kvp": 5.0}, samples=3, failing=0.2)
+    write(tmp_path, [make_record(sample="vt/0", score=0.125)])
+    part, whole = (load(tmp_path, *columns).frame for columns in ([("score", "press", "status")], []))
+    assert part.columns.tolist() == ["protocol", "score", "press", "status"]
+    pd.testing.assert_frame_equal(part, whole[part.columns])
+
+
+def test_only_fields_of_the_columns_asked_for_are_checked(tmp_path: Path) -> None:
+    file = write(tmp_path, [make_record()])
+    file.write_text(file.read_text().replace('"kept_min":256', '"kept_min":"256"'))
+    assert load(tmp_path, ["press"]).frame["press"].tolist() == ["kvp"]
+    for columns in (["press", "kept_min"], None):
+        with pytest.raises(UsageError, match="line 1: field 'kept_min' is '256'"):
+            load(tmp_path, columns)
+
+
 def test_a_records_file_reads_with_pandas_in_one_line(tmp_path: Path) -> None:
     record = make_record()
     frame = pd.read_json(write(tmp_path, [record]), lines=True)
