@@ -12,7 +12,6 @@ from torch import Tensor
 
 from kvbench.answering import Answer, AnsweringStep, Cell, CompressedContext, SlidingTail, answer
 from kvbench.attention import AttentionCall
-from kvbench.errors import KvbenchError
 from kvbench.future import future_attention
 from kvbench.models import Model
 from kvbench.press import LayerCache, Reads
@@ -59,10 +58,7 @@ class _Run:
         self.model.forward(self.prompt.context.unsqueeze(0).to(self.model.device), 0, self)
         elsewhere = sum(self.timings.ranking.values()) + self.timings.gathering
         self.timings.prefill = self._now() - started - elsewhere
-        if not self.scaling:
-            raise KvbenchError(
-                f"{self.model.facts.name} has no full-attention layer: there is nothing that a press could rank"
-            )
+        self.model.refuse_without_full_attention(self.scaling)
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Be the prefill's `AttentionStep`: run the kernel, then compress the layer."""

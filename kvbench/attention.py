@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -121,8 +121,7 @@ def _kernel(kernel: str, module: nn.Module) -> tuple[Callable[..., tuple[Tensor,
 
 
 def _layer_index(module: nn.Module) -> int:
-    index: int = module.layer_idx  # type: ignore[assignment]
-    return index
+    return cast(int, module.layer_idx)
 
 
 def _effective_window(sliding_window: int | None, module: nn.Module) -> int | None:

@@ -122,6 +122,7 @@ class _ChunkedRun:
         started = now(self.model.device)
         first, *others = self.chunks
         self.model.forward(first.unsqueeze(0), 0, _FirstChunk(self))
+        self.model.refuse_without_full_attention(self.caches[0].layers.keys() - self.windows.keys())
         size = max(1, TOKENS_PER_PASS // len(first))
         for i in range(0, len(self.caches), size):
             group = self.caches[i : i + size]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kvbench import embedded_model
 from kvbench.attention import AttentionStep, register
@@ -107,7 +107,7 @@ class ModelSource:
             network: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
                 self.folder, dtype=DTYPES[dtype], attn_implementation=attention, **files
             )
-            network.to(torch.device(device))  # type: ignore[arg-type]  # transformers wraps `to` untyped
+            cast(nn.Module, network).to(device)
         return Model(network, self.tokenizer, self.facts, attention)
 
     @property
@@ -149,6 +149,17 @@ class Model:
         configured = getattr(self.network.generation_config, "eos_token_id", None)
         ends = configured if isinstance(configured, list) else [configured]
         return frozenset(token for token in (*ends, self.tokenizer.eos_token_id) if token is not None)
+
+    def refuse_without_full_attention(self, layers: Collection[int]) -> None:
+        """Refuse a model of which no layer was seen to attend to the whole context.
+
+        Raises:
+            KvbenchError: `layers`, the numbers of those that were, is empty.
+        """
+        if not layers:
+            raise KvbenchError(
+                f"{self.facts.name} has no full-attention layer: there is nothing that a press could rank"
+            )
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, position: int, step: AttentionStep) -> Tensor:

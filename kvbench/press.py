@@ -182,7 +182,7 @@ class Press(BaseModel, ABC):
             whenever the input is the same. The input is not written to.
         """
 
-    def for_model(self, model: ModelFacts) -> Self:  # noqa: ARG002
+    def for_model(self, model: ModelFacts) -> Self:
         """Return the press made ready for one model; most presses need nothing and return themselves.
 
         Raises:

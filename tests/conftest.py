@@ -1,15 +1,24 @@
 """Fixtures that the whole suite shares."""
 
+import os
 from pathlib import Path
 
 import hypothesis
 import pytest
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from kvbench.models import Model, ModelSource, find
 
 hypothesis.settings.register_profile("kvbench", deadline=None)  # these machines are noisy
 hypothesis.settings.load_profile("kvbench")
+
+
+@pytest.fixture(autouse=True)
+def threads(request: pytest.FixtureRequest) -> None:
+    """One thread for tiny models: several wait for each other longer than they compute. All for the real one."""
+    real = request.node.get_closest_marker("real_model")
+    torch.set_num_threads((os.cpu_count() or 1) if real else 1)
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvbench.after_prefill import run_prompt
+from kvbench.chunked import run_prompt_in_chunks
 from kvbench.errors import KvbenchError
 from kvbench.models import Model, facts_of
 from kvbench.press import LayerCache, Press, Reads, ScorePress
@@ -207,6 +208,9 @@ def test_a_model_without_full_attention_layers_is_refused() -> None:
     model = Model(network, tiny_model("mistral").tokenizer, facts_of(config, "mistral", "random"), "sdpa")
     with pytest.raises(KvbenchError, match="no full-attention layer"):
         run(model, {}, [Variant(None, N)])
+    job = Job(random_prompt(), [question()], {}, [Variant(None, N)], UNPROTECTED, 0)
+    with pytest.raises(KvbenchError, match="no full-attention layer"):
+        run_prompt_in_chunks(model, job, chunk=20)
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 0), (4, 16), (50, 50), (0, 7), (3, 0)])

@@ -1,6 +1,7 @@
 """The command line, as a user meets it, on a tiny model saved to a folder."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -117,7 +118,9 @@ def test_a_run_in_pieces_and_a_killed_one_equal_an_uninterrupted_one(model_folde
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert kvbench(*run_arguments(model_folder, whole, *more)).returncode == 0
     command = [sys.executable, "-m", "kvbench", *run_arguments(model_folder, killed, *more)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
     while process.poll() is None and len(lines_or_none(killed)) < 14:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
