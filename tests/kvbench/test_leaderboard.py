@@ -210,7 +210,10 @@ def test_the_command_writes_one_file_and_says_so(folder: Path, tmp_path: Path) -
 def test_a_served_page_answers_on_this_machine_until_it_is_stopped(folder: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kvbench", "leaderboard", str(folder), "--out", str(tmp_path), "--serve"]
     environment = os.environ | {"BROWSER": "true", "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=_let_interrupts_through
+    )
+    try:
         assert child.stdout is not None
         lines = iter(child.stdout.readline, "")
         address = next(found[0] for line in lines if (found := re.search(r"http://127\.0\.0\.1:\d+/", line)))
@@ -218,6 +221,14 @@ def test_a_served_page_answers_on_this_machine_until_it_is_stopped(folder: Path,
             assert response.read().decode() == page_of(folder)
         child.send_signal(signal.SIGINT)
         assert child.wait(timeout=60) == 0
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def _let_interrupts_through() -> None:
+    """Undo what a child inherits of a suite that runs in the background: there the shell has interrupts ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
