@@ -7,8 +7,8 @@ DEMO := demo-results
 .PHONY: demo test lint clean
 
 demo: $(VENV)/ready
-	$(BIN)/kvbench run --press all --task ruler-2k:niah_single_1+niah_multikey_2 --limit 1 \
-		--budgets 64,128,256,512,1024 --results $(DEMO)
+	$(BIN)/kvbench run --press all --task ruler-1k:niah_single_1+niah_multikey_2 --limit 4 \
+		--budgets 32,64,128,256,512 --results $(DEMO)
 	$(BIN)/kvbench table $(DEMO)
 	$(BIN)/kvbench plot $(DEMO)
 
