@@ -184,8 +184,8 @@ def _write_texts(
     ):
         line = figure.text(0.012, 1 - inches / _HEIGHT, text, size=size, color=colour, weight=weight, va="top")
         line.set_fontsize(size * min(1, 0.97 * figure.bbox.width / line.get_window_extent().width))
-    sentences = [*([f"missing: {', '.join(missing)}"] if missing else []), *_notes(summary, looks)]
-    notes = "\n".join(wrap("; ".join(sentences) + ".", 140))
+    absent = f"Missing: {', '.join(missing)}. " if missing else ""
+    notes = "\n".join(wrap(f"{absent}{'; '.join(_notes(summary, looks))}.", 140))
     figure.text(0.012, 0.1 / _HEIGHT, notes, size=6.5, color=MUTED, va="bottom")
 
 
