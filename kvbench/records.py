@@ -21,6 +21,11 @@ def content_hash(value: object) -> str:
     return sha256(canonical.encode()).hexdigest()[:16]
 
 
+def cell_key(protocol: str, sample: str, question: int, press: str, budget: str) -> str:
+    """Return a cell's key, from the hashes of its protocol, sample and press, its question and its budget's label."""
+    return content_hash([protocol, sample, question, press, budget])
+
+
 Schedule = Literal["after-prefill", "chunked"]
 
 

@@ -18,7 +18,7 @@ from kvbench.models import Model, ModelSource
 from kvbench.press import Press, Reads, sample_seed
 from kvbench.prompts import Prompt, prompts_of
 from kvbench.ranking import Protect
-from kvbench.records import FULL, Protocol, Record, Schedule, content_hash
+from kvbench.records import FULL, Protocol, Record, Schedule, cell_key, content_hash
 from kvbench.store import ResultsFolder, ResultsWriter
 from kvbench.task import QuestionPlacement, Sample, Task
 from kvbench.variants import Job, Outcome, Timings, Variant
@@ -82,11 +82,13 @@ class Plan:
 
     Attributes:
         presses: By label, ready for the model; the full cache is among them.
+        identities: Per press the content hash of all that decides its ranking.
         items: The work, sample by sample; items without a missing cell are left out.
         done: Cells that the results hold already.
     """
 
     presses: dict[str, Press]
+    identities: dict[str, str]
     items: list[WorkItem] = field(default_factory=list)
     done: int = 0
 
@@ -128,8 +130,8 @@ def make_plan(
         UsageError: A named press cannot run under a task's schedule, or the results hold other samples under the
             same names.
     """
-    plan = Plan(presses)
     identities = {label: content_hash([label.partition(":")[0], press.identity()]) for label, press in presses.items()}
+    plan = Plan(presses, identities)
     planned: set[str] = set()
     for task in tasks:
         protocol = _protocol(source, task, settings)
@@ -244,7 +246,7 @@ def _cells(
         for budget, tokens in wanted:
             variant = Variant(label if tokens < n else None, tokens)
             for question in prompt.questions:
-                key = content_hash([protocol, sample, question, identities[label], budget])
+                key = cell_key(protocol, sample, question, identities[label], budget)
                 yield PlannedCell(key, label, budget, variant, question)
 
 
@@ -293,12 +295,11 @@ def _records(item: WorkItem, plan: Plan, outcome: Outcome, environment: str) -> 
 
 def _record(item: WorkItem, plan: Plan, cell: PlannedCell, environment: str, error: str | None = None) -> Record:
     n = len(item.prompt.context)
-    press = plan.presses[cell.press]
     return Record(
         key=cell.key,
         environment=environment,
         press=cell.press,
-        press_identity=content_hash([cell.press.partition(":")[0], press.identity()]),
+        press_identity=plan.identities[cell.press],
         budget=cell.budget,
         budget_tokens=cell.variant.budget,
         sample=item.sample.id,

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from kvbench.budgets import parse_budgets
 from kvbench.errors import UsageError
 from kvbench.record_table import is_torn, reason
-from kvbench.records import FULL, SCHEMA, Environment, Protocol, Record, content_hash
+from kvbench.records import FULL, SCHEMA, Environment, Protocol, Record, cell_key
 from kvbench.registry import make_task
 from kvbench.store import file_stem
 from kvbench.task import Question, Task
@@ -278,7 +278,7 @@ class _FileCheck:
 
 def key_of(record: Record, protocol: Protocol) -> str:
     """Return the key that a record has under a protocol."""
-    return content_hash([protocol.hash, record.sample_hash, record.question, record.press_identity, record.budget])
+    return cell_key(protocol.hash, record.sample_hash, record.question, record.press_identity, record.budget)
 
 
 def outcome_of(record: Record) -> tuple[object, ...]:
