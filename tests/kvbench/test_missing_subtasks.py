@@ -71,4 +71,4 @@ def test_a_figure_says_it_too(tmp_path: Path, subtasks: tuple[str, ...]) -> None
     figure: Figure = draw(protocol, summarise(results.rows(protocol)), looks_of({"kvp"}, lambda _: False), missing)
     texts = " ".join(text.get_text() for text in figure.findobj(Text)).replace("\n", " ")
     assert f"({len(subtasks)} of 5 subtasks)" in texts
-    assert f"missing: {', '.join(missing)}" in texts
+    assert f"Missing: {', '.join(missing)}." in texts
