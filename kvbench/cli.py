@@ -245,6 +245,20 @@ def check(
 
 
 @app.command()
+def new(
+    kind: Annotated[str, typer.Argument(metavar="press|task", help="What to write.")],
+    name: Annotated[str, typer.Argument(help="What it will be called.")],
+    into: Annotated[Path, typer.Option("--into", help="The folder that gets the package's folder.")] = Path(),
+) -> None:
+    """Write a package with a new press or task, ready to be installed and checked."""
+    from kvbench.commands.new import KINDS, new_command
+
+    if kind not in KINDS:
+        raise unknown("kind", kind, KINDS)
+    new_command(kind, name, into, out)
+
+
+@app.command()
 def doctor(as_json: JsonOption = False) -> None:
     """Look at this machine: versions, processor, memory, model, caches."""
     from kvbench.commands.doctor import doctor_command

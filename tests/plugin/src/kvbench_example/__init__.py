@@ -1,0 +1,1 @@
+"""A press and a task from outside kvbench."""
