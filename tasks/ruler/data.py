@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import file_digest
 from pathlib import Path
 
 import nltk
@@ -17,7 +16,7 @@ from nltk.tokenize.punkt import PunktTokenizer
 
 from kvbench.errors import UsageError
 from kvbench.records import content_hash
-from kvbench.sources import Sources, from_hub
+from kvbench.sources import Dataset, Files, Sources, find
 
 from .essays import SentenceSpans, Text, own_prose
 from .question_answering import Corpus, read_hotpotqa, read_squad
@@ -31,29 +30,31 @@ class PublishedCorpus:
     """A question answering set as it is published.
 
     Attributes:
-        title: Its name.
-        file: What the published file is called.
-        repository: The dataset on the hub that holds it too.
-        pattern: The hub's file.
+        dataset: The hub's copy; its part is what the published file is called.
         read: Reads either file.
     """
 
-    title: str
-    file: str
-    repository: str
-    pattern: str
+    dataset: Dataset
     read: Callable[[Path], Corpus]
+
+    @property
+    def file(self) -> str:
+        """What the published file is called."""
+        return f"{self.dataset.part}.json"
 
 
 CORPORA = {
     SQUAD: PublishedCorpus(
-        "SQuAD 2.0", "dev-v2.0.json", "rajpurkar/squad_v2", "squad_v2/validation-*.parquet", read_squad
+        Dataset(SQUAD, "SQuAD 2.0", "rajpurkar/squad_v2", "squad_v2/validation-*.parquet", "dev-v2.0"), read_squad
     ),
     HOTPOTQA: PublishedCorpus(
-        "HotpotQA",
-        "hotpot_dev_distractor_v1.json",
-        "hotpotqa/hotpot_qa",
-        "distractor/validation-*.parquet",
+        Dataset(
+            HOTPOTQA,
+            "HotpotQA",
+            "hotpotqa/hotpot_qa",
+            "distractor/validation-*.parquet",
+            "hotpot_dev_distractor_v1",
+        ),
         read_hotpotqa,
     ),
 }
@@ -61,10 +62,9 @@ CORPORA = {
 
 @dataclass(frozen=True)
 class FoundCorpus:
-    """A corpus that is here: which one exactly, and how to read it."""
+    """A corpus that is here or on the hub: which one exactly, and how to read it."""
 
-    origin: str
-    path: Path
+    files: Files
     published: PublishedCorpus
 
     @cached_property
@@ -74,12 +74,14 @@ class FoundCorpus:
         Raises:
             UsageError: The file is not what is published.
         """
+        path, *_ = self.files.paths()
+        dataset = self.published.dataset
         try:
-            return self.published.read(self.path)
+            return self.published.read(path)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(
-                f"'{self.path}' cannot be read as {self.published.title} ({self.published.file}, or the parquet file "
-                f"of the hub's {self.published.repository}): {type(error).__name__}: {error}"
+                f"'{path}' cannot be read as {dataset.title} ({self.published.file}, or the parquet file "
+                f"of the hub's {dataset.repository}): {type(error).__name__}: {error}"
             ) from None
 
 
@@ -132,7 +134,7 @@ class Data:
     def corpus_origin(self, name: str) -> str:
         """Say which copy of a corpus this is; `none` if it is not here."""
         found = self.find(name)
-        return f"{name} {found.origin if found else 'none'}"
+        return f"{name} {found.files.origin if found else 'none'}"
 
     def find(self, name: str) -> FoundCorpus | None:
         """Return the corpus called `name`, none if it is neither given nor on the hub.
@@ -159,28 +161,26 @@ class Data:
         """Return what is to be done about a corpus that is not here."""
         published = CORPORA[name]
         return (
-            f"{published.title} is neither on this machine nor to be had from the hub: "
+            f"{published.dataset.title} is neither on this machine nor to be had from the hub: "
             f"give its {published.file} with --data {name}=PATH"
         )
 
     def _find(self, name: str) -> FoundCorpus | None:
         published = CORPORA[name]
-        if path := self._given.get(name):
-            try:
-                with path.open("rb") as stream:
-                    digest = file_digest(stream, "sha256").hexdigest()
-            except OSError as error:
-                raise UsageError(f"--data {name}={path} cannot be read: {error.strerror}") from None
-            return FoundCorpus(f"sha256:{digest[:16]}", path, published)
-        files = from_hub(published.repository, published.pattern)
-        return FoundCorpus(files.origin, files.paths[0], published) if files else None
+        files = find(published.dataset, self._given.get(name))
+        return FoundCorpus(files, published) if files else None
+
+    def _copy(self, name: str) -> Path | None:
+        given = self._given.get(name)
+        return given if isinstance(given, Path) else None
 
     @cached_property
     def _essays(self) -> Text | None:
-        if self._prose_asked or ESSAYS not in self._given:
+        essays = self._copy(ESSAYS)
+        if self._prose_asked or essays is None:
             return None
-        text = read_essays(self._given[ESSAYS])
-        punkt = find_punkt(self._given.get(NLTK))
+        text = read_essays(essays)
+        punkt = find_punkt(self._copy(NLTK))
         return (
             Text(text, punkt.spans_of, fingerprint=f"{content_hash(text)}+punkt:{punkt.fingerprint}") if punkt else None
         )

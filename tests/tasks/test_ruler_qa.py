@@ -209,7 +209,7 @@ def test_what_is_no_corpus_is_refused_in_one_sentence(tmp_path: Path, content: s
             make_task(f"ruler-4k:{subtask}", {source: file}).remarks()
         assert str(file) in str(refusal.value)
         assert "\n" not in str(refusal.value)
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="holds none of dev-v2"):
         make_task("ruler-4k:qa_1", {"squad": tmp_path}).remarks()
 
 
