@@ -130,7 +130,7 @@ class ResultsFolder:
                 (self.path / part).mkdir(parents=True, exist_ok=True)
             lock.acquire(blocking=False)
             holder = {"pid": os.getpid(), "host": socket.gethostname()}
-            _write_atomically(self.path / WRITER, json.dumps(holder))
+            write_atomically(self.path / WRITER, json.dumps(holder))
         except Timeout:
             raise UsageError(f"results folder '{self.path}' is being written to by {self._holder()}") from None
         except OSError as error:
@@ -159,7 +159,7 @@ class ResultsWriter:
         """Keep an environment under its hash, by which records refer to it."""
         file = self.folder.path / "environments" / f"{environment.hash}.json"
         if not file.exists():
-            _write_atomically(file, environment.model_dump_json(indent=2) + "\n")
+            write_atomically(file, environment.model_dump_json(indent=2) + "\n")
 
     def append(self, protocol: Protocol, records: Sequence[Record]) -> None:
         """Add the records of one sample in one write that is on disk when this returns.
@@ -171,7 +171,7 @@ class ResultsWriter:
         lines = "".join(f"{record.model_dump_json()}\n" for record in records).encode()
         try:
             if not file.exists():
-                _write_atomically(_protocol_file(file), protocol.model_dump_json(indent=2) + "\n")
+                write_atomically(_protocol_file(file), protocol.model_dump_json(indent=2) + "\n")
             with file.open("a+b") as stream:
                 _mend(stream)
                 stream.write(lines)
@@ -248,7 +248,7 @@ def _repeated(value: str, times: int) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), times), pa.array([value]))
 
 
-def _write_atomically(file: Path, content: str) -> None:
+def write_atomically(file: Path, content: str) -> None:
     """Write a whole file or none of it."""
     partial = file.with_name(f"{file.name}.partial")
     with partial.open("w") as stream:

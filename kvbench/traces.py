@@ -1,0 +1,244 @@
+"""Traces: what a model cached of a text, and the future attention u that its tokens got. What KVP learns from.
+
+    DIR/traces.json                       the manifest: the model, the settings, and every sequence
+    DIR/sequences/<number>.safetensors    one sequence, there once it is whole
+
+A sequence's file holds `keys` and `values`, float16 `[layers, kv_heads, n, d]`, the keys after the rotary embedding,
+and for each cut c `future_<c>`, float32 `[layers, kv_heads, c]`: u of the KVP paper (arXiv:2602.10238) if tokens
+0 … c − 1 are the cache and all that follow are the future. Positions are 0 … n − 1. The last cut is n, where the
+benchmark itself compresses. No query is stored: u is all that learning needs of them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from kvbench.errors import KvbenchError, UsageError
+from kvbench.models import ModelFacts
+from kvbench.store import write_atomically
+
+MANIFEST = "traces.json"
+_SEQUENCES = "sequences"
+_ENTRY, _FUTURE_TOKENS = "kvbench_trace", "future_tokens"
+
+
+class TraceEntry(BaseModel):
+    """One sequence of the manifest: where it comes from, and where it is cut."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task: str
+    """The task's name without subset."""
+    subtask: str
+    sample: str
+    """The sample's id."""
+    sample_hash: str
+    """Content hash of the sample, as in results."""
+    source: str
+    """The document that the sample comes from: what shares one belongs on the same side of a split."""
+    cuts: tuple[int, ...] = Field(min_length=1)
+    """Where the sequence is cut, ascending; the last is its length in tokens."""
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens are cached."""
+        return self.cuts[-1]
+
+
+class TraceManifest(BaseModel):
+    """What all sequences of a folder share, and their list. A sequence is done once its file is there."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: Literal[1] = 1
+    """The version of the trace format."""
+    model: str
+    """The model's name as the user gave it."""
+    weights: str
+    """Which weights ran."""
+    model_layers: int = Field(ge=1)
+    """How many attention layers the model has."""
+    layers: tuple[int, ...] = Field(min_length=1)
+    """The numbers of the layers that are stored: those with full attention."""
+    kv_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    dtype: str
+    """What the model was run in; u is computed in float32 from its keys and queries."""
+    attention: str
+    """The kernel of the prefill."""
+    device: str
+    seed: int
+    """Of the generated data and of the cuts."""
+    cuts: int = Field(ge=1)
+    """Cuts per sequence, at most."""
+    rollout: int = Field(ge=1)
+    """Tokens that a rollout generates at most."""
+    data: dict[str, str] = Field(default_factory=dict)
+    """Per `task:subtask` the source data that its samples are drawn from."""
+    sequences: list[TraceEntry] = Field(default_factory=list)
+    """Number i of this list is the file sequences/<i>.safetensors."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One sequence.
+
+    Attributes:
+        entry: Where it comes from.
+        keys: Keys after the rotary embedding, float16 `[layers, kv_heads, n, d]`.
+        values: Of the same shape.
+        future: Per cut c the future attention u, float32 `[layers, kv_heads, c]`.
+        future_tokens: How many tokens follow the last cut; cut c has n − c more.
+    """
+
+    entry: TraceEntry
+    keys: Tensor
+    values: Tensor
+    future: dict[int, Tensor]
+    future_tokens: int
+
+
+class Traces:
+    """A folder of traces, to read from.
+
+    Attributes:
+        path: The folder.
+        manifest: What its sequences share.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open a folder that `kvbench traces` wrote, finished or not.
+
+        Raises:
+            UsageError: There is no such folder, or its manifest is not what kvbench writes.
+        """
+        self.path = Path(path)
+        self.manifest = read_manifest(self.path)
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of the sequences that are there, ascending."""
+        count = len(self.manifest.sequences)
+        return [number for number in range(count) if sequence_file(self.path, number).is_file()]
+
+    def entry(self, number: int) -> TraceEntry:
+        """Return where a sequence comes from and where it is cut."""
+        return self.manifest.sequences[number]
+
+    def read(self, number: int) -> Trace:
+        """Read a sequence; its tensors are mapped from the file, not copied.
+
+        Raises:
+            UsageError: The file cannot be read, or holds something else than the manifest says.
+        """
+        file = sequence_file(self.path, number)
+        entry = self.entry(number)
+        try:
+            with safe_open(file, "pt") as stream:
+                metadata = stream.metadata() or {}
+                tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 - not a dict
+        except (OSError, SafetensorError) as error:
+            raise UsageError(f"{file} cannot be read as safetensors: {error}") from error
+        if metadata.get(_ENTRY) != entry.model_dump_json():
+            raise UsageError(f"{file} is not the sequence of {MANIFEST}: sample '{entry.sample}' of {entry.task}")
+        self._check(file, entry, tensors)
+        future = {cut: tensors[f"future_{cut}"] for cut in entry.cuts}
+        return Trace(entry, tensors["keys"], tensors["values"], future, int(metadata[_FUTURE_TOKENS]))
+
+    def refuse_other_model(self, model: ModelFacts) -> None:
+        """Make sure that the traces are a model's own.
+
+        Raises:
+            UsageError: They were taken from another model or other weights.
+        """
+        facts = {"name": (self.manifest.model, model.name), "weights": (self.manifest.weights, model.weights)}
+        for fact, (theirs, ours) in facts.items():
+            if theirs != ours:
+                raise UsageError(
+                    f"the traces in '{self.path}' are of another model: its {fact} is {theirs}, here it is {ours}"
+                )
+
+    def _check(self, file: Path, entry: TraceEntry, tensors: dict[str, Tensor]) -> None:
+        heads = (len(self.manifest.layers), self.manifest.kv_heads)
+        states = (*heads, entry.tokens, self.manifest.head_dim)
+        expected: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+            "keys": (torch.float16, states),
+            "values": (torch.float16, states),
+        }
+        expected |= {f"future_{cut}": (torch.float32, (*heads, cut)) for cut in entry.cuts}
+        for name, (dtype, shape) in expected.items():
+            if name not in tensors:
+                raise UsageError(f"{file} lacks the tensor '{name}'")
+            if (tensors[name].dtype, tuple(tensors[name].shape)) != (dtype, shape):
+                found = f"{tensors[name].dtype} {tuple(tensors[name].shape)}"
+                raise UsageError(f"{file}: '{name}' is {found}, it must be {dtype} {shape}")
+
+
+def sequence_file(path: Path, number: int) -> Path:
+    """Return the file of a sequence."""
+    return path / _SEQUENCES / f"{number:06d}.safetensors"
+
+
+def read_manifest(path: Path) -> TraceManifest:
+    """Read the manifest of a folder of traces.
+
+    Raises:
+        UsageError: There is none, or it is not what kvbench writes.
+    """
+    file = path / MANIFEST
+    try:
+        return TraceManifest.model_validate_json(file.read_bytes())
+    except OSError:
+        raise UsageError(f"there are no traces in '{path}': `kvbench traces` writes them") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise UsageError(f"{file} is not a manifest of traces: {where}: {first['msg'].lower()}") from None
+
+
+def write_manifest(path: Path, manifest: TraceManifest) -> None:
+    """Write the manifest of a folder, which is made if it is not there.
+
+    Raises:
+        UsageError: The folder cannot be written.
+    """
+    try:
+        (path / _SEQUENCES).mkdir(parents=True, exist_ok=True)
+        write_atomically(path / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
+    except OSError as error:
+        raise UsageError(f"traces cannot be written to '{path}': {error.strerror or error}") from error
+
+
+def write_sequence(path: Path, number: int, trace: Trace) -> None:
+    """Write a sequence's file, which is there only once it is whole.
+
+    Raises:
+        KvbenchError: The system refuses (a full disk, say).
+    """
+    file = sequence_file(path, number)
+    tensors = {"keys": trace.keys, "values": trace.values}
+    tensors |= {f"future_{cut}": received for cut, received in trace.future.items()}
+    metadata = {_ENTRY: trace.entry.model_dump_json(), _FUTURE_TOKENS: str(trace.future_tokens)}
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished, metadata)
+        unfinished.replace(file)
+    except (OSError, SafetensorError) as error:
+        raise KvbenchError(f"cannot write to {file}: {error}") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def sequence_bytes(manifest: TraceManifest, entry: TraceEntry) -> int:
+    """Return how many bytes a sequence's tensors take on disk."""
+    heads = len(manifest.layers) * manifest.kv_heads
+    return heads * (2 * 2 * entry.tokens * manifest.head_dim + 4 * sum(entry.cuts))
