@@ -6,7 +6,6 @@ A press is asked for as `name` or `name:field=value,field=value`, a task as `nam
 from __future__ import annotations
 
 import ast
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -47,25 +46,39 @@ def registered(group: str) -> dict[str, EntryPoint]:
         twin = found.setdefault(entry.name, entry)
         if twin.value != entry.value:
             raise UsageError(
-                f"two packages register '{entry.name}' in {group}: {_origin(twin)} ({twin.value}) and "
-                f"{_origin(entry)} ({entry.value}); uninstall one of them"
+                f"two packages register '{entry.name}' in {group}: {origin_of(twin)} ({twin.value}) and "
+                f"{origin_of(entry)} ({entry.value}); uninstall one of them"
             )
     return dict(sorted(found.items()))
 
 
 def listings(group: str) -> list[Listing]:
     """Return name, one-line summary and origin of all that a group registers, importing none of it."""
-    return [Listing(name, _summary(entry), _origin(entry)) for name, entry in registered(group).items()]
+    return [Listing(name, _summary(entry), origin_of(entry)) for name, entry in registered(group).items()]
+
+
+def import_failures(group: str) -> dict[str, str]:
+    """Import all that a group registers; return why, by name, those that cannot be had cannot."""
+    failures: dict[str, str] = {}
+    for name in registered(group):
+        try:
+            press_class(name) if group == PRESSES else task_class(name)
+        except UsageError as error:
+            failures[name] = str(error)
+    return failures
 
 
 def press_class(name: str) -> type[Press]:
     """Return the class of the press called `name`.
 
     Raises:
-        UsageError: No such press, or its package fails to import.
+        UsageError: No such press, its package fails to import, or what it registers is no press.
     """
-    loaded: type[Press] = _load(PRESSES, "press", name)
-    return loaded
+    loaded = _load(PRESSES, "press", name)
+    from kvbench.press import Press  # needs torch, as every press does
+
+    found: type[Press] = _implemented(loaded, Press, "press", registered(PRESSES)[name])
+    return found
 
 
 def make_press(spec: str) -> Press:
@@ -114,7 +127,7 @@ def make_tasks(specs: Sequence[str], sources: Sources | None = None) -> list[Tas
         UsageError: No such task, variant or subset, its package fails to import, or data that no task reads.
     """
     sources = sources or {}
-    found = [_task_class(spec.partition(":")[0]) for spec in specs]
+    found = [task_class(spec.partition(":")[0]) for spec in specs]
     known = {name for _, cls in found for name in cls.sources}
     for name in sources:
         if name not in known:
@@ -129,24 +142,31 @@ def make_tasks(specs: Sequence[str], sources: Sources | None = None) -> list[Tas
     return tasks
 
 
-def _task_class(title: str) -> tuple[str, type[Task]]:
-    """Return the entry point, by name, and the class that `name[-variant]` means."""
+def task_class(title: str) -> tuple[str, type[Task]]:
+    """Return the entry point, by name, and the class that `name[-variant]` means.
+
+    Raises:
+        UsageError: No such task, its package fails to import, or what it registers is no task.
+    """
     matches = [name for name in registered(TASKS) if title == name or title.startswith(f"{name}-")]
     if not matches:
         raise unknown("task", title, task_spellings())
     entry = max(matches, key=len)
-    cls: type[Task] = _load(TASKS, "task", entry)
-    return entry, cls
+    loaded = _load(TASKS, "task", entry)
+    from kvbench.task import Task
+
+    found: type[Task] = _implemented(loaded, Task, "task", registered(TASKS)[entry])
+    return entry, found
 
 
 def task_spellings() -> list[str]:
-    """Return every name under which a task can be asked for; a plug-in that does not import is left out."""
+    """Return every name under which a task can be asked for; of a plug-in that does not import, its own name."""
     names: list[str] = []
     for name in registered(TASKS):
         try:
-            names.extend(_load(TASKS, "task", name).spellings())
-        except UsageError as error:
-            warnings.warn(str(error), stacklevel=2)
+            names.extend(task_class(name)[1].spellings())
+        except UsageError:
+            names.append(name)
     return names
 
 
@@ -158,8 +178,18 @@ def _load(group: str, kind: str, name: str) -> Any:
         return entries[name].load()
     except Exception as error:  # a plug-in may fail with anything
         raise UsageError(
-            f"{kind} '{name}' of {_origin(entries[name])} cannot be imported: {type(error).__name__}: {error}"
+            f"{kind} '{name}' of {origin_of(entries[name])} cannot be imported: {type(error).__name__}: {error}"
         ) from error
+
+
+def _implemented(loaded: Any, base: type, kind: str, entry: EntryPoint) -> Any:
+    """Return what an entry point stands for, if it is a whole class of its kind."""
+    where = f"{kind} '{entry.name}' of {origin_of(entry)} ({entry.value})"
+    if not (isinstance(loaded, type) and issubclass(loaded, base)):
+        raise UsageError(f"{where} is no {kind}: expected a class derived from {base.__module__}.{base.__name__}")
+    if missing := sorted(getattr(loaded, "__abstractmethods__", ())):
+        raise UsageError(f"{where} is unfinished: it lacks {', '.join(missing)}")
+    return loaded
 
 
 def _validated(cls: type[Press], name: str, parameters: dict[str, str]) -> Press:
@@ -174,18 +204,36 @@ def _validated(cls: type[Press], name: str, parameters: dict[str, str]) -> Press
         raise UsageError(f"press {name}: {field}={first['input']!r} is not allowed: {why}") from None
 
 
-def _origin(entry: EntryPoint) -> str:
+def origin_of(entry: EntryPoint) -> str:
+    """Return the package that an entry point comes from, with its version."""
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "unknown package"
 
 
 def _summary(entry: EntryPoint) -> str:
-    """Return the first docstring line of the class behind an entry point, read from its source."""
+    """Return the first docstring line of the class behind an entry point, or why it cannot be imported.
+
+    Both are read from its source: its own imports are looked for, but not made.
+    """
     try:
         spec = find_spec(entry.module)
-        source = Path(spec.origin).read_text() if spec and spec.origin else ""
-        for node in ast.parse(source).body:
-            if isinstance(node, ast.ClassDef) and node.name == entry.attr:
-                return (ast.get_docstring(node) or "").partition("\n")[0]
+        if spec is None:
+            return f"cannot be imported: there is no module {entry.module}"
+        tree = ast.parse(Path(spec.origin).read_text() if spec.origin else "")
     except Exception as error:  # the plug-in's own package may fail on import
         return f"cannot be imported: {type(error).__name__}: {error}"
+    for node in tree.body:
+        for needed in _imported(node):
+            if find_spec(needed) is None:
+                return f"cannot be imported: there is no module {needed}"
+        if isinstance(node, ast.ClassDef) and node.name == entry.attr:
+            return (ast.get_docstring(node) or "").partition("\n")[0]
     return ""
+
+
+def _imported(node: ast.stmt) -> list[str]:
+    """Return the top-level packages that an import statement needs."""
+    if isinstance(node, ast.Import):
+        return [alias.name.partition(".")[0] for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        return [node.module.partition(".")[0]]
+    return []

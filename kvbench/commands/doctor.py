@@ -20,7 +20,7 @@ from kvbench.cache_folder import cache_folder
 from kvbench.environment import describe_environment
 from kvbench.errors import KvbenchError
 from kvbench.models import choose_device, choose_dtype
-from kvbench.registry import PRESSES, TASKS, listings
+from kvbench.registry import PRESSES, TASKS, import_failures, registered
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ def _embedded_model() -> str:
 
 
 def _plugins(what: str, group: str) -> Finding:
-    found = listings(group)
-    broken = [f"{one.name} ({one.summary})" for one in found if one.summary.startswith("cannot be imported")]
-    detail = f"{len(found) - len(broken)} registered"
-    return Finding(what, len(found) > len(broken), detail + (f"; left out: {'; '.join(broken)}" if broken else ""))
+    failures = import_failures(group)
+    usable = len(registered(group)) - len(failures)
+    left_out = f"; left out: {'; '.join(failures.values())}" if failures else ""
+    return Finding(what, usable > 0, f"{usable} registered{left_out}")
 
 
 def _extra(name: str) -> str:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvbench.errors import unknown
-from kvbench.registry import PRESSES, TASKS, make_task, press_class, registered, task_spellings
+from kvbench.registry import PRESSES, TASKS, make_task, origin_of, press_class, registered, task_class, task_spellings
 
 
 def info_command(name: str, as_json: bool, out: Console) -> None:
@@ -61,7 +61,7 @@ def _describe_press(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "kind": "press",
-        "from": _origin(PRESSES, name),
+        "from": origin_of(registered(PRESSES)[name]),
         "description": inspect.getdoc(press) or "",
         "paper": press.paper,
         "reads": sorted(press.reads) or ["nothing but the number of tokens"],
@@ -78,24 +78,18 @@ def _describe_press(name: str) -> dict[str, Any]:
 
 
 def _describe_task(name: str) -> dict[str, Any]:
-    entry = max((task for task in registered(TASKS) if name == task or name.startswith(f"{task}-")), key=len)
-    cls = registered(TASKS)[entry].load()
+    entry, cls = task_class(name)
     if name != entry:
         make_task(name)  # refuses a variant that does not exist
     return {
         "name": name,
         "kind": "task",
-        "from": _origin(TASKS, entry),
+        "from": origin_of(registered(TASKS)[entry]),
         "description": inspect.getdoc(cls) or "",
         "metric": cls.metric,
         "question": cls.question,
         "spellings": list(cls.spellings()),
     }
-
-
-def _origin(group: str, name: str) -> str:
-    distribution = registered(group)[name].dist
-    return f"{distribution.name} {distribution.version}" if distribution else "unknown package"
 
 
 def _allowed(schema: dict[str, Any]) -> str:
