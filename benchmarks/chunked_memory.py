@@ -31,7 +31,7 @@ ROOM = 900 << 20
 
 def run(model: Model, n: int, variant: Variant) -> float:
     """Prefill `n` random tokens in chunks and answer two; return the seconds."""
-    prompt = Prompt(torch.randint(3, 40000, (n,)), (torch.tensor([5]),), (0,))
+    prompt = Prompt(torch.randint(3, 40000, (n,)), (torch.tensor([5]),), (0,), ((),))
     question = Question(text="", targets=(), max_new_tokens=2)
     presses = {"keydiff": make_press("keydiff")}
     started = time.perf_counter()

@@ -10,13 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvbench.answering import Answer, AnsweringStep, Cell, CompressedContext, SlidingTail, answer
+from kvbench.answering import AnsweringStep, Cell, CompressedContext, SlidingTail, answer_question
 from kvbench.attention import AttentionCall
 from kvbench.future import future_attention
 from kvbench.models import Model
 from kvbench.press import LayerCache, Reads
 from kvbench.ranked_cache import Kept, RankedCache
 from kvbench.ranking import now
+from kvbench.task import Answer
 from kvbench.variants import Job, Outcome, Timings, Variant
 
 
@@ -143,10 +144,10 @@ class _Run:
         if not variants:
             return
         started = self._now()
-        question = self.questions[number]
         cells = [self._cell(variant) for variant in variants]
         step = AnsweringStep(self.context, cells, self.model.device, keep_queries=foreseen is not None)
-        given = answer(self.model, step, self.prompt.fed[number], question.max_new_tokens, question.stop)
+        fed, continuations = self.prompt.fed[number], self.prompt.continuations[number]
+        given = answer_question(self.model, step, self.questions[number], fed, continuations)
         for variant, one in zip(variants, given, strict=True):
             answers.setdefault(variant, []).append(one)
         self.timings.answering += self._now() - started
@@ -154,7 +155,8 @@ class _Run:
             for layer, scaling in self.scaling.items():
                 query = torch.cat(step.queries[layer], dim=2)
                 keys, _ = self.whole.whole(layer)
-                received = future_attention(query, keys, step.own[layer].keys, scaling)
+                visible = step.visible_own(query.shape[2])
+                received = future_attention(query, keys, step.own[layer].keys, scaling, visible)
                 foreseen[layer] = foreseen.get(layer, torch.zeros_like(received)) + received
 
     def _now(self) -> float:

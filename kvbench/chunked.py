@@ -16,19 +16,18 @@ from torch import Tensor
 
 from kvbench.answering import (
     TOKENS_PER_PASS,
-    Answer,
     AnsweringStep,
     Cell,
     CompressedContext,
     SlidingTail,
-    answer,
+    answer_question,
 )
 from kvbench.attention import AttentionCall, causal_attention, merge, partial_attention
 from kvbench.models import Model
 from kvbench.press import LayerCache, Reads
 from kvbench.ranked_cache import Kept, RankedCache
 from kvbench.ranking import now
-from kvbench.task import Question
+from kvbench.task import Answer, Question
 from kvbench.variants import Job, Outcome, Timings, Variant
 
 
@@ -143,10 +142,10 @@ class _ChunkedRun:
         }
         peaks = {cache.variant: cache.peak for cache in live}
         started = now(self.model.device)
-        for fed, question in zip(self.prompt.fed, questions, strict=True):
+        for fed, continuations, question in zip(self.prompt.fed, self.prompt.continuations, questions, strict=True):
             if live:
                 step = AnsweringStep(context, [Cell(grid, 0, 0) for grid in range(len(live))], self.model.device)
-                given = answer(self.model, step, fed, question.max_new_tokens, question.stop)
+                given = answer_question(self.model, step, question, fed, continuations)
                 for cache, one in zip(live, given, strict=True):
                     answers[cache.variant].append(one)
         self.timings.answering = now(self.model.device) - started

@@ -8,7 +8,9 @@ from torch import Tensor
 _BLOCK = 64
 
 
-def future_attention(query: Tensor, keys: Tensor, own_keys: Tensor, scaling: float) -> Tensor:
+def future_attention(
+    query: Tensor, keys: Tensor, own_keys: Tensor, scaling: float, visible_own: Tensor | None = None
+) -> Tensor:
     """Return u of one layer: per context token the attention of all future queries.
 
     u_i = Σ_{j>n} max over the query heads of A(j, i), where A is the causal softmax over context and future
@@ -19,6 +21,7 @@ def future_attention(query: Tensor, keys: Tensor, own_keys: Tensor, scaling: flo
         keys: The context's keys, `[1, kv_heads, n, d]`.
         own_keys: The future tokens' keys, `[1, kv_heads, f, d]`.
         scaling: What query·key is multiplied by.
+        visible_own: Which future token sees which, bool `[f, f]`; every earlier one and itself by default.
 
     Returns:
         float32 `[1, kv_heads, n]`.
@@ -27,11 +30,13 @@ def future_attention(query: Tensor, keys: Tensor, own_keys: Tensor, scaling: flo
     f = query.shape[2]
     everything = torch.cat([keys, own_keys], dim=2).float().transpose(-1, -2).unsqueeze(2)
     grouped = query.float().unflatten(1, (kv_heads, -1)) * scaling  # [1, kv_heads, g, f, d]
+    if visible_own is None:
+        visible_own = torch.ones(f, f, dtype=torch.bool, device=keys.device).tril()
     received = torch.zeros(1, kv_heads, n, device=keys.device)
     for start in range(0, f, _BLOCK):
         stop = min(start + _BLOCK, f)
         logits = grouped[..., start:stop, :] @ everything[..., : n + stop]  # [1, kv_heads, g, block, n + stop]
-        later = torch.ones(stop - start, n + stop, dtype=torch.bool, device=keys.device).triu(n + start + 1)
-        attention = logits.masked_fill_(later, -torch.inf).softmax(dim=-1)
+        logits[..., n:].masked_fill_(~visible_own[start:stop, :stop], -torch.inf)
+        attention = logits.softmax(dim=-1)
         received += attention[..., :n].amax(dim=2).sum(dim=2)
     return received

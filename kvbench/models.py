@@ -41,6 +41,7 @@ class ModelFacts:
         kv_heads: KV heads per layer.
         heads: Query heads per layer.
         head_dim: Size of a head.
+        window: The most positions that the model knows.
     """
 
     name: str
@@ -49,6 +50,7 @@ class ModelFacts:
     kv_heads: int
     heads: int
     head_dim: int
+    window: int
 
 
 @dataclass(frozen=True)
@@ -140,8 +142,7 @@ class Model:
     @property
     def window(self) -> int:
         """The most positions that the model knows."""
-        window: int = self.network.config.get_text_config(decoder=True).max_position_embeddings
-        return window
+        return self.facts.window
 
     @cached_property
     def end_tokens(self) -> frozenset[int]:
@@ -161,7 +162,6 @@ class Model:
                 f"{self.facts.name} has no full-attention layer: there is nothing that a press could rank"
             )
 
-    @torch.inference_mode()
     def forward(self, tokens: Tensor, position: int, step: AttentionStep) -> Tensor:
         """Run `tokens`, the first at `position`, with `step` in place of attention.
 
@@ -174,14 +174,22 @@ class Model:
             The logits after the last token, `[batch, vocabulary]`.
         """
         positions = torch.arange(position, position + tokens.shape[1], device=tokens.device)
+        return self._logits(tokens, positions, step, 1)[:, 0]
+
+    def forward_all(self, tokens: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
+        """Run `tokens` at any positions, int64 `[t]`, and return the logits after each: `[batch, t, vocabulary]`."""
+        return self._logits(tokens, positions, step, len(positions))
+
+    @torch.inference_mode()
+    def _logits(self, tokens: Tensor, positions: Tensor, step: AttentionStep, last: int) -> Tensor:
         output = self.network(
             input_ids=tokens,
             position_ids=positions.expand(len(tokens), -1),
             use_cache=False,
-            logits_to_keep=1,
+            logits_to_keep=last,
             kvbench_step=step,
         )
-        logits: Tensor = output.logits[:, -1]
+        logits: Tensor = output.logits
         return logits
 
 
@@ -195,6 +203,7 @@ def facts_of(config: Any, name: str, weights: str) -> ModelFacts:
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         heads=heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        window=config.max_position_embeddings,
     )
 
 

@@ -27,67 +27,105 @@ class Prompt:
         context: int64 `[n]`.
         fed: Per question int64 `[t]`, t ≥ 1.
         questions: Which of the sample's questions these are.
+        continuations: Per question its continuations, int64 `[m]` each, m ≥ 1; none where an answer is generated.
     """
 
     context: Tensor
     fed: tuple[Tensor, ...]
     questions: tuple[int, ...]
+    continuations: tuple[tuple[Tensor, ...], ...]
 
     def longest(self, sample: Sample) -> int:
-        """Return the most positions that answering can take: context, question and new tokens."""
+        """Return the most positions that answering can take: context, question and new tokens or continuation."""
         return len(self.context) + max(
-            len(fed) + sample.questions[question].max_new_tokens
-            for fed, question in zip(self.fed, self.questions, strict=True)
+            len(fed) + max((len(tokens) for tokens in continuations), default=sample.questions[question].max_new_tokens)
+            for fed, question, continuations in zip(self.fed, self.questions, self.continuations, strict=True)
         )
 
 
-def prompts_of(
-    tokenizer: PreTrainedTokenizerBase, sample: Sample, placement: QuestionPlacement, chat_template: bool
-) -> list[Prompt]:
+def prompts_of(tokenizer: PreTrainedTokenizerBase, sample: Sample, placement: QuestionPlacement) -> list[Prompt]:
     """Render a sample.
 
     With the question inside, each question needs a prompt of its own: all of it but the last token is the
     context, and that token is fed after compression, so that no answer token has seen what was evicted. With the
     question after, all questions share one context. The tokens of a prompt are the same either way.
+
+    Raises:
+        KvbenchError: There is nothing to compress, or a continuation has no token of its own.
     """
-    rendered = [_tokens(tokenizer, sample.context, question, chat_template) for question in sample.questions]
+    rendered = [_tokens(tokenizer, sample, question) for question in sample.questions]
     if placement == "inside":
-        return [Prompt(tokens[:-1], (tokens[-1:],), (number,)) for number, (tokens, _) in enumerate(rendered)]
-    shared = _common_prefix([tokens[:boundary].tolist() for tokens, boundary in rendered])
-    if shared == 0:
-        raise KvbenchError(f"sample '{sample.id}' has no context before its question: there is nothing to compress")
+        return [
+            Prompt(_context(sample, one.tokens[:-1]), (one.tokens[-1:],), (number,), (one.continuations,))
+            for number, one in enumerate(rendered)
+        ]
+    shared = _common_prefix([one.tokens[: min(one.boundary, len(one.tokens) - 1)].tolist() for one in rendered])
     return [
         Prompt(
-            rendered[0][0][:shared],
-            tuple(tokens[shared:] for tokens, _ in rendered),
+            _context(sample, rendered[0].tokens[:shared]),
+            tuple(one.tokens[shared:] for one in rendered),
             tuple(range(len(rendered))),
+            tuple(one.continuations for one in rendered),
         )
     ]
 
 
-def _tokens(
-    tokenizer: PreTrainedTokenizerBase, context: str, question: Question, chat_template: bool
-) -> tuple[Tensor, int]:
-    """Tokenise the whole prompt at once; return its tokens and how many of them end within the context."""
-    before, after = _render(tokenizer, context, question, chat_template)
+def _context(sample: Sample, tokens: Tensor) -> Tensor:
+    if not len(tokens):
+        raise KvbenchError(f"sample '{sample.id}' has no context before its question: there is nothing to compress")
+    return tokens
+
+
+@dataclass(frozen=True)
+class _Rendered:
+    """A question's prompt, `boundary` of whose tokens end within the context, and its continuations."""
+
+    tokens: Tensor
+    boundary: int
+    continuations: tuple[Tensor, ...]
+
+
+def _tokens(tokenizer: PreTrainedTokenizerBase, sample: Sample, question: Question) -> _Rendered:
+    """Tokenise the whole prompt at once, and again with each continuation: no token is cut by where a part ends.
+
+    The prompt is then what all continuations have in common; a token that reaches from the prompt into a
+    continuation belongs to the continuation.
+    """
+    before, after = _render(tokenizer, sample, question)
+    prompt = before + after
+    encoded = [_encode(tokenizer, prompt + text, sample) for text in question.continuations or ("",)]
+    shared = min(_ending_by(len(prompt), ends) for _, ends in encoded)
+    shared = min(shared, _common_prefix([ids for ids, _ in encoded]))
+    ids, ends = encoded[0]
+    boundary = min(_ending_by(len(before), ends), shared)
+    if not question.continuations:
+        return _Rendered(torch.tensor(ids), boundary, ())
+    for text, (one, _) in zip(question.continuations, encoded, strict=True):
+        if len(one) == shared:
+            raise KvbenchError(f"sample '{sample.id}': the continuation '{text}' adds no token to the prompt")
+    return _Rendered(torch.tensor(ids[:shared]), boundary, tuple(torch.tensor(one[shared:]) for one, _ in encoded))
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str, sample: Sample) -> tuple[list[int], list[int]]:
+    """Return a text's tokens, and where in it each of them ends."""
     encoded = tokenizer(
-        before + after,
-        add_special_tokens=not chat_template,  # a template writes its own
+        text,
+        add_special_tokens=sample.template == "none",  # a template writes its own
         return_offsets_mapping=True,
         return_attention_mask=False,
     )
-    ends = [end for _, end in encoded["offset_mapping"]]
-    boundary = sum(1 for _ in takewhile(lambda end: end <= len(before), ends))
-    return torch.tensor(encoded["input_ids"]), boundary
+    return encoded["input_ids"], [end for _, end in encoded["offset_mapping"]]
 
 
-def _render(
-    tokenizer: PreTrainedTokenizerBase, context: str, question: Question, chat_template: bool
-) -> tuple[str, str]:
+def _ending_by(length: int, ends: list[int]) -> int:
+    return sum(1 for _ in takewhile(lambda end: end <= length, ends))
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, sample: Sample, question: Question) -> tuple[str, str]:
     """Return the prompt's text up to the end of the context, and the rest."""
-    if not chat_template:
-        return context, question.text + question.answer_prefix
-    turn = [{"role": "user", "content": context + _SPLIT + question.text}]
+    if sample.template != "chat":
+        return sample.context, question.text + question.answer_prefix
+    turn = [{"role": "user", "content": sample.context + _SPLIT + question.text}]
     text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
     before, _, after = str(text).partition(_SPLIT)
     return before, after + question.answer_prefix

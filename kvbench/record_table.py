@@ -23,10 +23,18 @@ from pydantic_core import from_json
 from kvbench.errors import UsageError, unknown
 from kvbench.records import Record
 
-TEXTS = ("prediction", "targets")
+ANSWERS = (
+    "prediction",
+    "targets",
+    "log_likelihoods",
+    "continuation_tokens",
+    "greedy",
+    "other_metrics",
+    "other_scores",
+)
 """The fields that a table leaves out: they are most of a file, and no statistic reads them."""
 
-COLUMNS = tuple(name for name in Record.model_fields if name not in TEXTS)
+COLUMNS = tuple(name for name in Record.model_fields if name not in ANSWERS)
 
 _CHUNK = 16 << 20  # bytes parsed at a time: what bounds the memory that the texts need
 _BLOCK = 2 << 20  # bytes that Arrow parses at a time
@@ -212,6 +220,9 @@ def _arrow_type(field: FieldInfo) -> pa.DataType:
         float: pa.float64(),
         bool: pa.bool_(),
         tuple[str, ...]: pa.list_(pa.string()),
+        tuple[int, ...]: pa.list_(pa.int64()),
+        tuple[float, ...]: pa.list_(pa.float64()),
+        tuple[bool, ...]: pa.list_(pa.bool_()),
     }
     return pa.string() if get_origin(option) is Literal else arrow[option]
 

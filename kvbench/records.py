@@ -27,6 +27,8 @@ def cell_key(protocol: str, sample: str, question: int, press: str, budget: str)
 
 
 Schedule = Literal["after-prefill", "chunked"]
+Stopped = Literal["end", "stop", "length"]
+ShownAs = Literal["mean", "exp"]
 
 
 class Protocol(BaseModel):
@@ -47,6 +49,9 @@ class Protocol(BaseModel):
     metric: str
     binary: bool
     """Whether every score is 0 or 1."""
+    lower_is_better: bool = False
+    shown_as: ShownAs = "mean"
+    """"exp" where scores are negative log-likelihoods per token, whose mean is shown as a perplexity."""
     schedule: Schedule
     """When the cache is compressed: once after the whole prefill, or after every chunk of it."""
     chunk: int | None
@@ -120,6 +125,8 @@ class Record(BaseModel):
     """The source document: records of one source are one cluster."""
     context_tokens: int
     """Tokens that were prefilled and compressed."""
+    truncated_tokens: int = 0
+    """Tokens that the task left out of the original to make it fit."""
     compressed: bool
     """False where the budget holds the whole context: the answer is then the full cache's."""
     status: Literal["ok", "failed"] = "ok"
@@ -127,10 +134,21 @@ class Record(BaseModel):
     """Why the cell failed."""
     score: float | None = None
     """The task's score; none if the cell failed."""
+    weight: float = 1.0
+    """What the score counts in a mean: its tokens, where it is a score per token."""
+    other_metrics: tuple[str, ...] = ()
+    """The names of further metrics of the same answer, and, in their order, its `other_scores`."""
+    other_scores: tuple[float, ...] = ()
     prediction: str | None = None
+    """The generated answer, or the most likely of the continuations."""
+    log_likelihoods: tuple[float, ...] = ()
+    """Per continuation the natural logarithm of its probability, where answers are not generated."""
+    continuation_tokens: tuple[int, ...] = ()
+    greedy: tuple[bool, ...] = ()
+    """Per continuation whether greedy decoding would have given it."""
     targets: tuple[str, ...] = ()
     new_tokens: int = 0
-    stopped: Literal["end", "stop", "length"] | None = None
+    stopped: Stopped | None = None
     """What ended the answer: the model's end token, one of the task's stop texts, or the token limit."""
     kept_min: int | None = None
     kept_max: int | None = None

@@ -133,7 +133,7 @@ def make_plan(
     identities = {label: content_hash([label.partition(":")[0], press.identity()]) for label, press in presses.items()}
     plan = Plan(presses, identities)
     planned: set[str] = set()
-    for task in tasks:
+    for task in (task.for_model(source.facts) for task in tasks):
         protocol = _protocol(source, task, settings)
         finished = results.finished(protocol)
         known_samples = results.sample_hashes(protocol)
@@ -145,7 +145,7 @@ def make_plan(
                     f"results folder '{results.path}' holds {protocol.task} with another sample '{sample.id}', drawn "
                     f"from other data than {task.data_of(sample.subtask)}: use another folder"
                 )
-            for prompt in prompts_of(source.tokenizer, sample, protocol.question, task.chat_template):
+            for prompt in prompts_of(source.tokenizer, sample, protocol.question):
                 cells = [
                     cell
                     for cell in _cells(prompt, fitting, identities, settings.budgets, protocol.hash, sample_hash)
@@ -201,6 +201,8 @@ def _protocol(source: ModelSource, task: Task, settings: Settings) -> Protocol:
         subtasks=tuple(task.subtasks),
         metric=task.metric,
         binary=task.binary,
+        lower_is_better=task.lower_is_better,
+        shown_as=task.shown_as,
         schedule=schedule,
         chunk=settings.chunk if schedule == "chunked" else None,
         question=settings.question or task.question,
@@ -275,11 +277,18 @@ def _records(item: WorkItem, plan: Plan, outcome: Outcome, environment: str) -> 
         answer = outcome.answers[cell.variant][item.prompt.questions.index(cell.question)]
         question = item.sample.questions[cell.question]
         kept = outcome.kept[cell.variant]
+        others = item.task.other_scores(answer, question, item.sample.subtask)
         yield _record(item, plan, cell, environment).model_copy(
             update={
                 "status": "ok",
-                "score": item.task.score(answer.text, question, item.sample.subtask),
+                "score": item.task.score(answer, question, item.sample.subtask),
+                "weight": item.task.weight(answer),
+                "other_metrics": tuple(others),
+                "other_scores": tuple(others.values()),
                 "prediction": answer.text,
+                "log_likelihoods": answer.log_likelihoods,
+                "continuation_tokens": answer.continuation_tokens,
+                "greedy": answer.greedy,
                 "new_tokens": len(answer.tokens),
                 "stopped": answer.stopped,
                 "kept_min": kept.least,
@@ -309,6 +318,7 @@ def _record(item: WorkItem, plan: Plan, cell: PlannedCell, environment: str, err
         subtask=item.sample.subtask,
         source=item.sample.source,
         context_tokens=n,
+        truncated_tokens=item.sample.truncated_tokens,
         compressed=cell.variant.press is not None,
         targets=item.sample.questions[cell.question].targets,
         status="failed",

@@ -8,21 +8,28 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from kvbench.records import Schedule
+from kvbench.records import Schedule, ShownAs, Stopped
 from kvbench.sources import Sources
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from kvbench.models import ModelFacts
+
 QuestionPlacement = Literal["inside", "after"]
+Template = Literal["chat", "none", "rendered"]
 
 
 class Question(BaseModel):
-    """One question about a sample's context, and what a right answer holds."""
+    """One question about a sample's context, and what a right answer holds.
+
+    It is answered greedily with up to `max_new_tokens`, or, where it has `continuations`, by their log-likelihoods.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -32,9 +39,38 @@ class Question(BaseModel):
     """The words put into the assistant's mouth, after the template's assistant header."""
     targets: tuple[str, ...]
     """The reference answers; the task's `score` says how many of them a full mark needs."""
-    max_new_tokens: int = Field(ge=1)
+    max_new_tokens: int = Field(default=0, ge=0)
     stop: tuple[str, ...] = ()
     """Texts that end an answer, beside the model's own end-of-turn tokens."""
+    continuations: tuple[str, ...] = ()
+    """Texts whose log-likelihoods are wanted in place of a generated answer: choices, or a reference reply."""
+
+    @model_validator(mode="after")
+    def _one_kind_of_answer(self) -> Self:
+        if bool(self.continuations) == bool(self.max_new_tokens):
+            raise ValueError("a question has either max_new_tokens or continuations")
+        return self
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model gave to one question.
+
+    Attributes:
+        text: The generated answer; of continuations, the most likely one.
+        tokens: The generated tokens.
+        stopped: What ended the generated answer.
+        log_likelihoods: Per continuation the natural logarithm of its probability, summed over its tokens.
+        continuation_tokens: Per continuation how many tokens it has.
+        greedy: Per continuation whether greedy decoding would have given it.
+    """
+
+    text: str
+    tokens: tuple[int, ...] = ()
+    stopped: Stopped | None = None
+    log_likelihoods: tuple[float, ...] = ()
+    continuation_tokens: tuple[int, ...] = ()
+    greedy: tuple[bool, ...] = ()
 
 
 class Sample(BaseModel):
@@ -49,6 +85,11 @@ class Sample(BaseModel):
     questions: tuple[Question, ...] = Field(min_length=1)
     source: str
     """The document the sample comes from: samples of one source are one cluster in the statistics."""
+    template: Template = "chat"
+    """How the prompt is rendered: as the user's turn of a chat; as plain text, with the special tokens that the
+    tokenizer adds by itself; or not at all, where the task has rendered several turns in the model's template."""
+    truncated_tokens: int = Field(default=0, ge=0)
+    """How many tokens of the original the task has left out to make it fit."""
 
 
 class Task(ABC):
@@ -62,10 +103,11 @@ class Task(ABC):
     """When the cache is compressed unless the user says otherwise."""
     question: ClassVar[QuestionPlacement] = "inside"
     """Where the question sits unless the user says otherwise."""
-    chat_template: ClassVar[bool] = True
-    """Whether the prompt is rendered as a chat turn."""
     binary: ClassVar[bool] = False
     """Whether every score is 0 or 1 (its interval is then Wilson's)."""
+    lower_is_better: ClassVar[bool] = False
+    shown_as: ClassVar[ShownAs] = "mean"
+    """"exp" where scores are negative log-likelihoods per token: their mean is shown as a perplexity."""
     sources: ClassVar[tuple[str, ...]] = ()
     """The names under which a user can give the task's data, `--data NAME=PATH`."""
 
@@ -102,6 +144,10 @@ class Task(ABC):
         """All subtasks that the score is the mean of, whichever were asked for; none if there is no such list."""
         return ()
 
+    def for_model(self, model: ModelFacts) -> Self:
+        """Return the task made ready for one model; most tasks need only its tokenizer and return themselves."""
+        return self
+
     def remarks(self) -> Sequence[str]:
         """Look for the data, and say in a sentence each what is missing or stands in for something else.
 
@@ -118,5 +164,13 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def score(self, prediction: str, question: Question, subtask: str) -> float:
-        """Score one answer, higher is better."""
+    def score(self, answer: Answer, question: Question, subtask: str) -> float:
+        """Score one answer, higher is better unless `lower_is_better`."""
+
+    def other_scores(self, answer: Answer, question: Question, subtask: str) -> dict[str, float]:
+        """Return further metrics of an answer by name, recorded beside the score."""
+        return {}
+
+    def weight(self, answer: Answer) -> float:
+        """Return what an answer's score counts in a mean: its tokens, say, where the score is per token."""
+        return 1.0

@@ -23,7 +23,7 @@ from kvbench.record_table import is_torn, reason
 from kvbench.records import FULL, SCHEMA, Environment, Protocol, Record, cell_key
 from kvbench.registry import make_task
 from kvbench.store import file_stem
-from kvbench.task import Question, Task
+from kvbench.task import Answer, Question, Task
 
 _KEY = re.compile(r"[0-9a-f]{16}")
 _GIVEN = ("sample_hash", "subtask", "source", "context_tokens", "targets")
@@ -265,7 +265,7 @@ class _FileCheck:
     def _rescore(self, record: Record, task: Task, tell: _Told) -> None:
         question = Question(text="", targets=record.targets, max_new_tokens=1)
         try:
-            score = task.score(record.prediction or "", question, record.subtask)
+            score = task.score(answer_of(record), question, record.subtask)
         except Exception as error:  # a plug-in may fail with anything
             tell(
                 f"score {record.score}: {type(task).__name__} cannot compute it again: {type(error).__name__}: {error}"
@@ -274,6 +274,17 @@ class _FileCheck:
         self.report.rescored += 1
         if record.score is not None and abs(score - record.score) > _TOLERANCE:
             tell(f"score {record.score}: expected {score}, which the task gives to the recorded prediction")
+
+
+def answer_of(record: Record) -> Answer:
+    """Return the answer that a record holds, but for the tokens of a generated one."""
+    return Answer(
+        text=record.prediction or "",
+        stopped=record.stopped,
+        log_likelihoods=record.log_likelihoods,
+        continuation_tokens=record.continuation_tokens,
+        greedy=record.greedy,
+    )
 
 
 def key_of(record: Record, protocol: Protocol) -> str:
@@ -287,6 +298,7 @@ def outcome_of(record: Record) -> tuple[object, ...]:
         record.status,
         record.score,
         record.prediction,
+        record.log_likelihoods,
         record.new_tokens,
         record.stopped,
         record.kept_min,

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kvbench.answering import Answer
 from kvbench.press import Press
 from kvbench.prompts import Prompt
 from kvbench.ranked_cache import Kept
 from kvbench.ranking import Protect, Rankers
-from kvbench.task import Question
+from kvbench.task import Answer, Question
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def presses(*specs: str) -> dict[str, Press]:
 def random_prompt(seed: int = 0, n: int = N, fed: tuple[int, ...] = (FED,)) -> Prompt:
     generator = torch.Generator().manual_seed(seed)
     context, *questions = (torch.randint(3, 250, (length,), generator=generator) for length in (n, *fed))
-    return Prompt(context, tuple(questions), tuple(range(len(questions))))
+    return Prompt(context, tuple(questions), tuple(range(len(questions))), ((),) * len(questions))
 
 
 def question(new: int = NEW, stop: tuple[str, ...] = ()) -> Question:

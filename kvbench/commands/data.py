@@ -71,7 +71,7 @@ def show_command(request: ShowRequest, full: bool, as_json: bool, out: Console, 
     if request.question is not None:
         placement = "inside" if request.question == "inside" else "after"
     samples = [
-        _facts(sample, prompts_of(tokenizer, sample, placement, task.chat_template), tokenizer)
+        _facts(sample, prompts_of(tokenizer, sample, placement), tokenizer)
         for sample in task.samples(tokenizer, request.limit, request.seed)
     ]
     data = {facts["subtask"]: task.data_of(facts["subtask"]) for facts in samples}

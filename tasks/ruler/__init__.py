@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from kvbench.errors import UsageError, unknown
 from kvbench.sources import Sources
-from kvbench.task import Question, Sample, Task
+from kvbench.task import Answer, Question, Sample, Task
 
 from .data import ESSAYS, HOTPOTQA, NLTK, SQUAD, Data
 from .fitting import DoesNotFitError, shortest_length
@@ -136,10 +136,10 @@ class Ruler(Task):
                 raise self._too_short(rounds, seed, counter) from None
         return tuple(drawn)
 
-    def score(self, prediction: str, question: Question, subtask: str) -> float:
-        """Return the fraction of the targets that the prediction contains; of a question's answers, any will do."""
+    def score(self, answer: Answer, question: Question, subtask: str) -> float:
+        """Return the fraction of the targets that the answer contains; of a question's answers, any will do."""
         score = any_contained if subtask in CORPUS_OF else share_contained
-        return score(prediction, question.targets)
+        return score(answer.text, question.targets)
 
     @cached_property
     def _drawn(self) -> dict[str, Subtask]:

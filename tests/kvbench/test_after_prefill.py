@@ -168,7 +168,7 @@ def test_every_question_after_the_context_is_answered_as_if_it_were_the_only_one
     variants = [Variant(None, N), *grid(ready)]
     together = run(model, ready, variants, prompt)
     for number, fed in enumerate(prompt.fed):
-        alone = run(model, ready, variants, Prompt(prompt.context, (fed,), (0,)))
+        alone = run(model, ready, variants, Prompt(prompt.context, (fed,), (0,), ((),)))
         for variant in variants:
             assert together.answers[variant][number] == alone.answers[variant][0], (number, variant)
 

@@ -17,7 +17,7 @@ from kvbench.models import ModelFacts
 
 SHAPE = AgentShape(head_dim=8, hidden=16, position_features=4, positions=64)
 INFO = AgentsInfo(model="tiny", layers=2, kv_heads=3, shape=SHAPE, training={"steps": 7})
-FACTS = ModelFacts(name="tiny", weights="none", layers=2, kv_heads=3, heads=6, head_dim=8)
+FACTS = ModelFacts(name="tiny", weights="none", layers=2, kv_heads=3, heads=6, head_dim=8, window=512)
 
 
 class OneAgent(nn.Module):
@@ -171,10 +171,10 @@ def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        (ModelFacts("other", "none", 2, 3, 6, 8), "its model is tiny, here it is other"),
-        (ModelFacts("tiny", "none", 4, 3, 6, 8), "its layers is 2, here it is 4"),
-        (ModelFacts("tiny", "none", 2, 1, 6, 8), "its KV heads per layer is 3, here it is 1"),
-        (ModelFacts("tiny", "none", 2, 3, 6, 64), "its head size is 8, here it is 64"),
+        (ModelFacts("other", "none", 2, 3, 6, 8, 512), "its model is tiny, here it is other"),
+        (ModelFacts("tiny", "none", 4, 3, 6, 8, 512), "its layers is 2, here it is 4"),
+        (ModelFacts("tiny", "none", 2, 1, 6, 8, 512), "its KV heads per layer is 3, here it is 1"),
+        (ModelFacts("tiny", "none", 2, 3, 6, 64, 512), "its head size is 8, here it is 64"),
     ],
 )
 def test_agents_of_another_model_are_refused(checkpoint: Path, facts: ModelFacts, message: str) -> None:

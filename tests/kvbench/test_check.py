@@ -212,6 +212,6 @@ class WantsItsModel(Wrong):
 
 
 def test_a_learned_press_is_checked_in_its_model_s_shape() -> None:
-    facts = ModelFacts(name="m", weights="none", layers=1, kv_heads=2, heads=8, head_dim=16)
+    facts = ModelFacts(name="m", weights="none", layers=1, kv_heads=2, heads=8, head_dim=16, window=512)
     assert check_press(WantsItsModel(), facts, repeats=0).passed
     assert "made for 0 KV heads" in next(iter(failed(WantsItsModel()).values()))

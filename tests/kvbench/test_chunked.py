@@ -93,7 +93,7 @@ def test_several_questions_are_answered_from_one_chunked_context(chunk: int) -> 
     prompt = random_prompt(fed=(5, 1, 9))
     together = run(model, ready, variants, chunk, prompt)
     for number, fed in enumerate(prompt.fed):
-        alone = run(model, ready, variants, chunk, Prompt(prompt.context, (fed,), (0,)))
+        alone = run(model, ready, variants, chunk, Prompt(prompt.context, (fed,), (0,), ((),)))
         for variant in variants:
             assert together.answers[variant][number] == alone.answers[variant][0]
 

@@ -46,7 +46,7 @@ def test_json_holds_what_the_model_gets_token_by_token(
         [question] = sample.questions
         assert facts["context"] == sample.context
         assert facts["questions"] == [question.model_dump(mode="json")]
-        [prompt] = prompts_of(smollm2_tokenizer, sample, "inside" if placement == "inside" else "after", True)
+        [prompt] = prompts_of(smollm2_tokenizer, sample, "inside" if placement == "inside" else "after")
         [given] = facts["prompts"]
         [fed] = given["fed"]
         assert (given["context_tokens"], fed["tokens"]) == (len(prompt.context), len(prompt.fed[0]))

@@ -22,7 +22,7 @@ PROTECTED = Protect(4, 16)
 
 def needle(tokenizer: PreTrainedTokenizerBase, task: str, index: int = 0) -> tuple[Sample, Prompt]:
     sample = make_task(f"{task}:niah_single_1").samples(tokenizer, index + 1, 42)[index]
-    [prompt] = prompts_of(tokenizer, sample, "inside", chat_template=True)
+    [prompt] = prompts_of(tokenizer, sample, "inside")
     return sample, prompt
 
 
@@ -87,7 +87,7 @@ from kvbench.variants import Job, Variant
 n = int(sys.argv[1])
 model = find("smollm2-135m").load("float32", "cpu", "sdpa")
 before = getrusage(RUSAGE_SELF).ru_maxrss
-prompt = Prompt(torch.randint(3, 40000, (n,)), (torch.tensor([5]),), (0,))
+prompt = Prompt(torch.randint(3, 40000, (n,)), (torch.tensor([5]),), (0,), ((),))
 question = Question(text="", targets=(), max_new_tokens=2)
 variant = Variant("keydiff", 512)
 ready = {"keydiff": make_press("keydiff")}

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from kvbench import record_table
 from kvbench.errors import UsageError
-from kvbench.record_table import TEXTS, read_records
+from kvbench.record_table import ANSWERS, read_records
 from kvbench.records import Protocol, Record
 from kvbench.store import ResultsFolder, file_stem, load
 from simulated import make_environment, make_protocol, make_record, simulate
@@ -59,7 +59,7 @@ def test_what_was_appended_is_what_is_loaded(tmp_path: Path) -> None:
     for protocol in results.protocols.values():
         rows = results.rows(protocol).drop(columns="protocol").astype(object)
         rows = rows.where(rows.notna(), None).to_dict("records")
-        assert rows == [record.model_dump(exclude=set(TEXTS)) for record in records]
+        assert rows == [record.model_dump(exclude=set(ANSWERS)) for record in records]
 
 
 @pytest.mark.parametrize("chunk", [1, 1 << 20], ids=["small chunks", "one chunk"])
@@ -258,7 +258,7 @@ def test_reading_is_as_strict_as_the_schema(tmp_path_factory: pytest.TempPathFac
         with pytest.raises(UsageError):
             read_records(file)
     else:
-        expected = [record.model_dump(exclude=set(TEXTS)) for record in records]
+        expected = [record.model_dump(exclude=set(ANSWERS)) for record in records]
         assert str(read_records(file).to_pylist()) == str(expected)  # as text: NaN is not equal to itself
 
 

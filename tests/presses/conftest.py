@@ -20,7 +20,7 @@ def ready_press(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Press
     def make(spec: str, shape: Shape = SMOLLM2) -> Press:
         if spec != "kvp":
             return make_press(spec)
-        facts = ModelFacts("tiny", "none", 2, shape.kv_heads, shape.heads, shape.head_dim)
+        facts = ModelFacts("tiny", "none", 2, shape.kv_heads, shape.heads, shape.head_dim, 512)
         sizes = AgentShape(head_dim=shape.head_dim, hidden=16, position_features=4, positions=64)
         file = tmp_path_factory.mktemp("agents") / "tiny.safetensors"
         info = AgentsInfo(model="tiny", layers=2, kv_heads=shape.kv_heads, shape=sizes)

@@ -12,7 +12,7 @@ from kvbench.models import ModelFacts
 from kvbench.registry import make_press
 
 SHAPE = Shape(kv_heads=2, heads=6, head_dim=8)
-FACTS = ModelFacts("tiny", "none", 3, 2, 6, 8)
+FACTS = ModelFacts("tiny", "none", 3, 2, 6, 8, 512)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_agents_of_another_model_are_refused(agents: Agents, tmp_path: Path) -> 
     save_agents(agents, tmp_path / "a.safetensors")
     press = make_press(f"kvp:checkpoint={tmp_path / 'a.safetensors'}")
     with pytest.raises(UsageError, match="its KV heads per layer is 2, here it is 4"):
-        press.for_model(ModelFacts("tiny", "none", 3, 4, 8, 8))
+        press.for_model(ModelFacts("tiny", "none", 3, 4, 8, 8, 512))
 
 
 def test_its_identity_is_the_weights_wherever_the_file_lies(agents: Agents, tmp_path: Path) -> None:

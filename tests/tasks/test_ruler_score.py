@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbench.registry import make_task
-from kvbench.task import Question
+from kvbench.task import Answer, Question
 
 
 def score(prediction: str, *targets: str, subtask: str = "niah_single_1") -> float:
     question = Question(text="?", targets=targets, max_new_tokens=1)
-    return make_task("ruler-4k").score(prediction, question, subtask)
+    return make_task("ruler-4k").score(Answer(prediction), question, subtask)
 
 
 @pytest.mark.parametrize(
