@@ -12,7 +12,6 @@ from torch import Tensor
 
 from kvbench.answering import AnsweringStep, Cell, CompressedContext, SlidingTail, answer_question
 from kvbench.attention import AttentionCall
-from kvbench.future import future_attention
 from kvbench.models import Model
 from kvbench.press import LayerCache, Reads
 from kvbench.ranked_cache import Kept, RankedCache
@@ -65,10 +64,7 @@ class _Run:
         """Be the prefill's `AttentionStep`: run the kernel, then compress the layer."""
         out = call.kernel()
         if call.window is not None:
-            tail = min(max(call.window - 1, 1), self.n)
-            self.context.tails[call.layer] = SlidingTail(
-                call.key[:, :, -tail:].clone(), call.value[:, :, -tail:].clone(), call.window
-            )
+            self.context.tails[call.layer] = SlidingTail.of_context(call)
             return out
         self.scaling[call.layer] = call.scaling
         if self.keeps_whole:
@@ -151,12 +147,10 @@ class _Run:
         for variant, one in zip(variants, given, strict=True):
             answers.setdefault(variant, []).append(one)
         self.timings.answering += self._now() - started
-        if foreseen is not None and step.queries is not None:
+        if foreseen is not None:
             for layer, scaling in self.scaling.items():
-                query = torch.cat(step.queries[layer], dim=2)
                 keys, _ = self.whole.whole(layer)
-                visible = step.visible_own(query.shape[2])
-                received = future_attention(query, keys, step.own[layer].keys, scaling, visible)
+                received = step.future_attention(layer, keys, scaling)
                 foreseen[layer] = foreseen.get(layer, torch.zeros_like(received)) + received
 
     def _now(self) -> float:

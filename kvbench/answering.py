@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kvbench.attention import AttentionCall, merge, partial_attention
+from kvbench.future import future_attention
 from kvbench.models import Model
 from kvbench.ranked_cache import GridRows, RankedCache
 from kvbench.task import Answer, Question
@@ -48,6 +49,13 @@ class SlidingTail:
     keys: Tensor
     values: Tensor
     window: int
+
+    @classmethod
+    def of_context(cls, call: AttentionCall) -> SlidingTail:
+        """Copy what the tokens after a whole context's prefill can still see of a sliding-window layer."""
+        assert call.window is not None
+        tail = slice(-max(call.window - 1, 1), None)
+        return cls(call.key[:, :, tail].clone(), call.value[:, :, tail].clone(), call.window)
 
     @property
     def bytes(self) -> int:
@@ -155,6 +163,12 @@ class AnsweringStep:
         distance = offsets[-t:].unsqueeze(1) - offsets
         visible: Tensor = (distance >= 0) & ((branches == 0) | (branches == branches[-t:].unsqueeze(1)))
         return visible if window is None else visible & (distance < window)
+
+    def future_attention(self, layer: int, keys: Tensor, scaling: float) -> Tensor:
+        """Return u of one layer, what the context's `keys` got from all tokens of the one row: `[1, kv_heads, n]`."""
+        assert self.queries is not None
+        query = torch.cat(self.queries[layer], dim=2)
+        return future_attention(query, keys, self.own[layer].keys, scaling, self.visible_own(query.shape[2]))
 
     def drop_rows(self, keep: list[int]) -> None:
         """Go on with only the rows `keep` (indices into the present rows)."""
