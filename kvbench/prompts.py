@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvbench.errors import KvbenchError
-from kvbench.task import Question, QuestionPlacement, Sample
+from kvbench.task import Question, QuestionPlacement, Sample, render_turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -126,8 +126,7 @@ def _render(tokenizer: PreTrainedTokenizerBase, sample: Sample, question: Questi
     if sample.template != "chat":
         return sample.context, question.text + question.answer_prefix
     turn = [{"role": "user", "content": sample.context + _SPLIT + question.text}]
-    text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-    before, _, after = str(text).partition(_SPLIT)
+    before, _, after = render_turns(tokenizer, turn, reply_follows=True).partition(_SPLIT)
     return before, after + question.answer_prefix
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from kvbench.errors import UsageError
 from kvbench.records import Schedule, ShownAs, Stopped
 from kvbench.sources import Sources
 
@@ -90,6 +91,27 @@ class Sample(BaseModel):
     tokenizer adds by itself; or not at all, where the task has rendered several turns in the model's template."""
     truncated_tokens: int = Field(default=0, ge=0)
     """How many tokens of the original the task has left out to make it fit."""
+
+
+def render_turns(
+    tokenizer: PreTrainedTokenizerBase, turns: Sequence[dict[str, str]], reply_follows: bool = False
+) -> str:
+    """Return the text of a chat, `{role, content}` per turn, in the model's own template.
+
+    Args:
+        tokenizer: The model's.
+        turns: User and assistant in turn.
+        reply_follows: End with the header of an assistant's turn.
+
+    Raises:
+        UsageError: The tokenizer has no chat template, or its template refuses the turns.
+    """
+    if tokenizer.chat_template is None:
+        raise UsageError(f"the tokenizer of {tokenizer.name_or_path} has no chat template, which this task needs")
+    try:
+        return str(tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=reply_follows))
+    except Exception as error:  # a template is a program, and may raise what it likes
+        raise UsageError(f"the chat template of {tokenizer.name_or_path} refuses a chat: {error}") from None
 
 
 class Task(ABC):

@@ -7,7 +7,6 @@ generator writes for the same tokenizer, length, seed and source data.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from kvbench.errors import UsageError, unknown
 from kvbench.sources import Sources
 from kvbench.task import Answer, Question, Sample, Task
+from kvbench.token_lengths import parse_length, spell_length
 
 from .data import ESSAYS, HOTPOTQA, NLTK, SQUAD, Data
 from .fitting import DoesNotFitError, shortest_length
@@ -174,8 +174,7 @@ class Ruler(Task):
 
 def _spelled(length: int) -> str:
     """Return the task's name for a length in tokens."""
-    thousands, rest = divmod(length, 1024)
-    return f"ruler-{length}" if rest else f"ruler-{thousands}k"
+    return f"ruler-{spell_length(length)}"
 
 
 def _parsed(variant: str | None) -> int:
@@ -186,9 +185,9 @@ def _parsed(variant: str | None) -> int:
     """
     if variant is None:
         raise UsageError("ruler needs a length: write ruler-4k for 4 × 1024 tokens, or ruler-2000 for 2000")
-    match = re.fullmatch("([1-9][0-9]*)(k?)", variant.lower())
-    if match is None:
+    length = parse_length(variant)
+    if length is None:
         raise UsageError(
             f"ruler-{variant}: '{variant}' is no length, write ruler-4k for 4 × 1024 tokens, or ruler-2000 for 2000"
         )
-    return int(match[1]) * (1024 if match[2] else 1)
+    return length
