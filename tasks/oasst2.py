@@ -222,7 +222,9 @@ def _before(last: Thread, threads: Sequence[Thread], sizes: dict[str, int], leng
 def _sample(tokenizer: PreTrainedTokenizerBase, last: Thread, before: Sequence[Thread]) -> Sample:
     turns = [turn for thread in (*before, last) for turn in thread.turns]
     prompt = render_turns(tokenizer, turns[:-1], reply_follows=True)
-    before_question = render_turns(tokenizer, turns[:-2])  # the question of a chat is the user's last turn
+    before_question = (
+        render_turns(tokenizer, turns[:-2]) if len(turns) > 2 else ""
+    )  # the question of a chat is the user's last turn
     context = before_question if prompt.startswith(before_question) else ""
     question = Question(text=prompt[len(context) :], targets=(), continuations=(turns[-1]["content"],))
     return Sample(
