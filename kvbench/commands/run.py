@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, get_args
@@ -14,23 +12,11 @@ from typing import TYPE_CHECKING, TypeVar, get_args
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import (
-    Task as ProgressTask,
-)
-from rich.text import Text
 
 from kvbench.budgets import parse_budgets
 from kvbench.commands.data import tasks_with_data
 from kvbench.commands.plan import print_plan
+from kvbench.commands.progress import progress
 from kvbench.errors import KvbenchError, UsageError, unknown
 from kvbench.press import Press
 from kvbench.records import FULL, Schedule
@@ -113,12 +99,13 @@ def run_command(request: Request, dry_run: bool, as_json: bool, out: Console, er
         return
     totals = Totals()
     if plan.items:
-        with folder.writer() as writer, _progress(plan, err) as advance:
+        with folder.writer() as writer, progress("cells", plan.cells, err) as advance:
             model = source.load(dtype, device, request.attention)
 
             def tell(finished: Finished) -> None:
                 totals.add(finished)
-                advance(finished)
+                failed = f", {finished.failed} failed" if finished.failed else ""
+                advance(finished.item.sample.id, len(finished.item.cells), failed)
 
             run_plan(plan, model, writer, tell)
     _report(plan, totals, request.results, as_json, out)
@@ -286,52 +273,4 @@ def _report(plan: Plan, totals: Totals, results: Path, as_json: bool, out: Conso
         raise KvbenchError(
             f"{totals.failed} of {totals.cells} cells failed, the first because {totals.reason}; "
             "the same command tries them again"
-        )
-
-
-class _Rate(ProgressColumn):
-    """Cells per second."""
-
-    def render(self, task: ProgressTask) -> Text:
-        return Text(f"{task.speed:.1f} cells/s" if task.speed else "", style="progress.data.speed")
-
-
-@contextmanager
-def _progress(plan: Plan, err: Console) -> Iterator[Callable[[Finished], None]]:
-    """Show progress: a bar with rate and time left on a terminal, a line per sample elsewhere."""
-    if not err.is_terminal:
-        yield _LinePrinter(plan, err)
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        _Rate(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=err, speed_estimate_period=600) as progress:
-        bar = progress.add_task("cells", total=plan.cells)
-        yield lambda finished: progress.advance(bar, len(finished.item.cells))
-
-
-class _LinePrinter:
-    """Progress as plain lines."""
-
-    def __init__(self, plan: Plan, err: Console):
-        self.total = plan.cells
-        self.done = 0
-        self.started = time.monotonic()
-        self.err = err
-
-    def __call__(self, finished: Finished) -> None:
-        self.done += len(finished.item.cells)
-        rate = self.done / (time.monotonic() - self.started)
-        left = (self.total - self.done) / rate
-        failed = f", {finished.failed} failed" if finished.failed else ""
-        self.err.print(
-            f"{finished.item.sample.id}: {self.done}/{self.total} cells, {rate:.1f} cells/s, {left:.0f} s left{failed}",
-            highlight=False,
-            soft_wrap=True,
         )
