@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvbench.errors import UsageError, unknown
-from kvbench.sources import Sources
+from kvbench.sources import Revision, Sources
 
 if TYPE_CHECKING:
     from kvbench.press import Press
@@ -121,7 +121,7 @@ def make_tasks(specs: Sequence[str], sources: Sources | None = None) -> list[Tas
 
     Args:
         specs: As a user writes them.
-        sources: Local copies of their data, for whichever of them reads data of that name.
+        sources: Local copies or revisions of their data, for whichever of them reads data of that name.
 
     Raises:
         UsageError: No such task, variant or subset, its package fails to import, or data that no task reads.
@@ -132,6 +132,10 @@ def make_tasks(specs: Sequence[str], sources: Sources | None = None) -> list[Tas
     for name in sources:
         if name not in known:
             raise unknown(f"data of {', '.join(specs)}", name, known)
+    pinnable = {dataset.name for _, cls in found for dataset in cls.datasets}
+    for name, source in sources.items():
+        if isinstance(source, Revision) and name not in pinnable:
+            raise unknown(f"dataset with revisions of {', '.join(specs)}", name, pinnable)
     tasks = []
     for spec, (entry, cls) in zip(specs, found, strict=True):
         title, _, subset = spec.partition(":")

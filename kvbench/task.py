@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kvbench.errors import UsageError
 from kvbench.records import Schedule, ShownAs, Stopped
-from kvbench.sources import Sources
+from kvbench.sources import Dataset, Sources
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -132,6 +132,8 @@ class Task(ABC):
     """"exp" where scores are negative log-likelihoods per token: their mean is shown as a perplexity."""
     sources: ClassVar[tuple[str, ...]] = ()
     """The names under which a user can give the task's data, `--data NAME=PATH`."""
+    datasets: ClassVar[Sequence[Dataset]] = ()
+    """What the hub has of it: `--revision NAME=REVISION` pins one, and `kvbench data fetch` gets those needed."""
 
     @classmethod
     @abstractmethod
@@ -169,6 +171,10 @@ class Task(ABC):
     def for_model(self, model: ModelFacts) -> Self:
         """Return the task made ready for one model; most tasks need only its tokenizer and return themselves."""
         return self
+
+    def needed(self) -> Sequence[Dataset]:
+        """Return those of the hub's datasets that the subsets asked for are made of."""
+        return self.datasets
 
     def remarks(self) -> Sequence[str]:
         """Look for the data, and say in a sentence each what is missing or stands in for something else.

@@ -39,7 +39,7 @@ class BoolQ(Task):
     binary: ClassVar[bool] = True
     question: ClassVar[QuestionPlacement] = "after"
     sources: ClassVar[tuple[str, ...]] = (BOOLQ.name,)
-    datasets: ClassVar[tuple[Dataset, ...]] = (BOOLQ,)
+    datasets: ClassVar[Sequence[Dataset]] = (BOOLQ,)
 
     def __init__(self, source: Source | None = None) -> None:
         """Take the rows from a local copy, a revision of the hub's, or the hub's newest."""

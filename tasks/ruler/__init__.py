@@ -14,11 +14,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from kvbench.errors import UsageError, unknown
-from kvbench.sources import Sources
+from kvbench.sources import Dataset, Sources
 from kvbench.task import Answer, Question, Sample, Task
 from kvbench.token_lengths import parse_length, spell_length
 
-from .data import ESSAYS, HOTPOTQA, NLTK, SQUAD, Data
+from .data import CORPORA, ESSAYS, HOTPOTQA, NLTK, SQUAD, Data
 from .fitting import DoesNotFitError, shortest_length
 from .scoring import any_contained, share_contained
 from .subtask import Prompt, Subtask, TokenCount
@@ -49,6 +49,7 @@ class Ruler(Task):
 
     metric: ClassVar[str] = "fraction of targets contained"
     sources: ClassVar[tuple[str, ...]] = (ESSAYS, NLTK, SQUAD, HOTPOTQA)
+    datasets: ClassVar[Sequence[Dataset]] = tuple(corpus.dataset for corpus in CORPORA.values())
 
     def __init__(
         self, length: int, subset: Sequence[str] | None = None, sources: Sources | None = None, own_prose: bool = False
@@ -94,6 +95,10 @@ class Ruler(Task):
         if subtask in ESSAY_SUBTASKS:
             return f"{self._data.words_origin}, {self._data.haystack_origin}"
         return self._data.words_origin
+
+    def needed(self) -> Sequence[Dataset]:
+        """Return the question answering sets that the subtasks asked for draw from."""
+        return [CORPORA[corpus].dataset for name, corpus in CORPUS_OF.items() if name in (self._subset or SUBTASKS)]
 
     def remarks(self) -> Sequence[str]:
         """Say what stands in for the essays, and which subtasks are missing.
