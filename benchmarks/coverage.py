@@ -20,8 +20,9 @@ from rich.console import Console
 from rich.table import Table
 from scipy import stats
 
+from kvbench.mean_interval import mean_interval
 from kvbench.score_grid import ScoreGrid
-from kvbench.statistics import area_differences, area_intervals, mean_interval
+from kvbench.statistics import area_differences, area_intervals
 
 Floats = NDArray[np.float64]
 
@@ -102,7 +103,7 @@ def draw(scenario: Scenario, random: np.random.Generator) -> ScoreGrid:
     chances = stats.beta.ppf(stats.norm.cdf(normal), SPREAD * mean, SPREAD * (1 - mean))
     scores = random.binomial(scenario.steps, chances) / scenario.steps
     names = tuple(f"press {place}" for place in range(presses))
-    return ScoreGrid(names, scores[:, :-1], scores[:, -1, 0], subtask, source)
+    return ScoreGrid(names, scores[:, :-1], scores[:, -1, 0], subtask, source, np.ones(n), np.full(n, np.nan))
 
 
 def held(scenario: Scenario, grid: ScoreGrid) -> dict[str, Floats]:

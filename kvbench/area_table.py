@@ -13,7 +13,8 @@ from rich.console import Console
 
 from kvbench.captions import conditions_of
 from kvbench.errors import unknown
-from kvbench.statistics import ENOUGH, Curve, Difference, Summary
+from kvbench.measure import ENOUGH
+from kvbench.statistics import Curve, Difference, Summary
 from kvbench.table import MARKS, NOT_KNOWN, NOT_RUN, Table, areas
 from kvbench.table_layout import Column, Layout, to_latex, to_markdown, to_terminal
 

@@ -7,9 +7,10 @@ presses are paired.
 
 An interval is the bootstrap's standard error times Student's quantile (Efron & Tibshirani 1993, chapter 12), with
 Satterthwaite's degrees of freedom from the influence values of the nonparametric delta method (Davison & Hinkley
-1997, section 2.7). `benchmarks/coverage.py` shows why: at the few documents that benchmarks have, percentile and BCa
-intervals hold the truth too rarely. Bootstrap-t divides by the resample's own error, which is 0 in many resamples where
-nearly all samples say the same.
+1997, section 2.7) and, in strata whose clusters weigh differently, Bell & McCaffrey's (2002).
+`benchmarks/coverage.py` shows why: at the few documents that benchmarks have, percentile and BCa intervals hold the
+truth too rarely. Bootstrap-t divides by the resample's own error, which is 0 in many resamples where nearly all
+samples say the same.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _BLOCK = 1 << 22  # weights drawn at a time
 _NO_SPREAD = 1e-12  # a standard error that is nothing but rounding
 
 Floats = NDArray[np.float64]
+Codes = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,14 @@ class ClusterBootstrap:
     Subtasks that share sources make one stratum, which is resampled as a whole; ordinarily each subtask is one.
     """
 
-    def __init__(self, subtasks: ArrayLike, sources: ArrayLike, resamples: int = RESAMPLES, seed: int = SEED) -> None:
+    def __init__(
+        self,
+        subtasks: ArrayLike,
+        sources: ArrayLike,
+        resamples: int = RESAMPLES,
+        seed: int = SEED,
+        weights: ArrayLike | None = None,
+    ) -> None:
         """Prepare the resamples.
 
         Args:
@@ -99,32 +108,37 @@ class ClusterBootstrap:
             sources: `[n]`, the source document of each sample as an integer.
             resamples: How many.
             seed: Of the resamples.
+            weights: `[n]`, what each sample counts in its subtask's mean; 1 by default.
         """
         self._subtask = np.unique(subtasks, return_inverse=True)[1]
         self._cluster, self._strata = _clusters(self._subtask, np.unique(sources, return_inverse=True)[1])
+        self._weight = np.ones(len(self._subtask)) if weights is None else np.asarray(weights, float)
+        share = np.bincount(self._cluster, self._weight / np.bincount(self._subtask, self._weight)[self._subtask])
+        self._freedom = np.array([freedom_of(share[part] / share[part].sum()) for part in self._strata])
         self._resamples = resamples
         self._seed = seed
 
     def means(self, values: ArrayLike) -> Statistics:
-        """Return the unweighted means over the subtasks of the subtasks' mean values.
+        """Return the unweighted means over the subtasks of the subtasks' weighted mean values.
 
         Args:
             values: `[n, k]`, NaN where a sample has none.
         """
-        values = np.asarray(values, float)
-        present = ~np.isnan(values)
+        scores: Floats = np.asarray(values, float)
+        present = ~np.isnan(scores)
         # Most columns have values of the same samples: those are counted once per distinct set.
         patterns, pattern = distinct_columns(present)
-        values = np.where(present, values, 0)
+        weighted = np.where(present, scores, 0) * self._weight[:, None]
+        counted = patterns * self._weight[:, None]
         subtasks = self._subtask.max() + 1
-        estimate = np.zeros(values.shape[1])
-        resampled = np.zeros((self._resamples, values.shape[1]))
-        influence = np.zeros((self._strata[-1].stop, values.shape[1]))
+        estimate = np.zeros(scores.shape[1])
+        resampled = np.zeros((self._resamples, scores.shape[1]))
+        influence = np.zeros((self._strata[-1].stop, scores.shape[1]))
         for subtask in range(subtasks):
             rows = self._subtask == subtask
             stratum = next(part for part in self._strata if part.start <= self._cluster[rows][0] < part.stop)
             member = indicator(self._cluster[rows] - stratum.start, stratum.stop - stratum.start)
-            sums, counts = member @ values[rows], member @ patterns[rows]  # [clusters, k], [clusters, patterns]
+            sums, counts = member @ weighted[rows], member @ counted[rows]  # [clusters, k], [clusters, patterns]
             with np.errstate(divide="ignore", invalid="ignore"):
                 n = counts.sum(0)[pattern]
                 mean = sums.sum(0) / n
@@ -153,10 +167,11 @@ class ClusterBootstrap:
     def _variance(self, influence: Floats) -> tuple[Floats, Floats]:
         """Return the delta method's variances `[k]` and their degrees of freedom, NaN where there is no telling."""
         size = np.array([part.stop - part.start for part in self._strata])[:, None]
+        freedom = self._freedom[:, None]
         squares = np.add.reduceat(influence**2, [part.start for part in self._strata])  # [strata, k]
         with np.errstate(divide="ignore", invalid="ignore"):
             parts = np.where(size > 1, squares * size / (size - 1), np.nan)
-            return parts.sum(axis=0), parts.sum(axis=0) ** 2 / np.sum(parts**2 / (size - 1), axis=0)
+            return parts.sum(axis=0), parts.sum(axis=0) ** 2 / np.sum(parts**2 / freedom, axis=0)
 
     def _weights(self, stratum: slice) -> Iterator[tuple[slice, Floats]]:
         """Yield how often each resample drew each cluster of a stratum, `[block of resamples, clusters]`.
@@ -173,6 +188,25 @@ class ClusterBootstrap:
             yield slice(start, start + height), weights.astype(float)
 
 
+def freedom_of(shares: Floats) -> float:
+    """Return Bell & McCaffrey's degrees of freedom of the variance of a mean over clusters; NaN for one cluster.
+
+    They take the clusters' means to vary alike, whatever their weights. With equal shares it is their number less 1.
+
+    Args:
+        shares: `[clusters]`, what each weighs; their sum is 1.
+    """
+    if len(shares) < 2:
+        return np.nan
+    # The residual of a cluster's mean is a row of 1 − (ones ⊗ shares); two rows' inner product is q − h_i − h_j,
+    # and 1 more for a row with itself. Expanded, so that no matrix over pairs of clusters is needed.
+    h, d, q = shares, shares**2, np.sum(shares**2)
+    zeroth, first, second = d.sum(), np.sum(d * h), np.sum(d * h**2)
+    trace = np.sum(d * (1 + q - 2 * h))
+    squared = (q * zeroth) ** 2 + 2 * zeroth * second - 4 * q * zeroth * first + 2 * first**2
+    return float(trace**2 / (squared + np.sum(d**2 * (1 + 2 * q - 4 * h))))
+
+
 def holm(p: ArrayLike) -> Floats:
     """Return p-values adjusted for testing all of them at once (Holm 1979); NaN stays NaN and is not counted."""
     p = np.asarray(p, float)
@@ -182,20 +216,20 @@ def holm(p: ArrayLike) -> Floats:
     return adjusted
 
 
-def distinct_columns(values: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+def distinct_columns(values: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], Codes]:
     """Return the distinct columns of `[n, k]`, and which of them each column is, `[k]`."""
     keys = np.array([column.tobytes().hex() for column in values.T])  # numpy would cut zeros off the end of bytes
     _, first, number = np.unique(keys, return_index=True, return_inverse=True)
     return values[:, first], number
 
 
-def indicator(cluster: NDArray[np.int64], clusters: int) -> csr_array:
+def indicator(cluster: Codes, clusters: int) -> csr_array:
     """Return the matrix `[clusters, n]` that sums n values by cluster."""
     n = len(cluster)
     return csr_array((np.ones(n), (cluster, np.arange(n))), shape=(clusters, n))
 
 
-def _clusters(subtask: NDArray[np.int64], source: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[slice]]:
+def _clusters(subtask: Codes, source: Codes) -> tuple[Codes, list[slice]]:
     """Number the sources so that those of a stratum follow each other.
 
     Returns:

@@ -11,24 +11,23 @@ import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
-from kvbench.bootstrap import ClusterBootstrap
+from kvbench.bootstrap import Floats
 from kvbench.captions import conditions_of, missing_subtasks, title_of
 from kvbench.errors import UsageError, unknown
 from kvbench.records import FULL, Protocol
-from kvbench.score_grid import Floats, ScoreGrid, press_names, score_grid
+from kvbench.score_grid import ScoreGrid, press_names, score_grid
 from kvbench.statistics import (
+    SAME,
     Budget,
     Difference,
     adjusted,
     area_differences,
     budgets_of,
-    differences_of,
+    score_difference,
     trapezoid_weights,
 )
 from kvbench.store import Results
 from kvbench.table_layout import Column, Layout, to_terminal
-
-_SAME = 1e-9  # scores that differ by less are the same
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ def _pair(frame: pd.DataFrame, first: str, second: str) -> tuple[ScoreGrid, list
 
 def _compare(protocol: Protocol, pair: ScoreGrid, budgets: Sequence[Budget], missing: tuple[str, ...]) -> Comparison:
     ahead = pair.scores[:, 0] - pair.scores[:, 1]  # [samples, budgets]
-    differences = adjusted([_score_difference(pair, ahead[:, place]) for place in range(len(budgets))])
+    differences = adjusted([score_difference(pair, ahead[:, place]) for place in range(len(budgets))])
     tokens = [budget.tokens for budget in budgets]
     area, areas = Difference(), np.full(len(ahead), np.nan)
     if tokens[0] < tokens[-1]:
@@ -177,20 +176,9 @@ def _compare(protocol: Protocol, pair: ScoreGrid, budgets: Sequence[Budget], mis
     )
 
 
-def _score_difference(pair: ScoreGrid, ahead: Floats) -> Difference:
-    """Return the difference of two mean scores, of the answers that both have."""
-    paired = ~np.isnan(ahead)
-    if len(np.unique(pair.subtask[paired])) < len(np.unique(pair.subtask)):
-        return Difference()
-    bootstrap = ClusterBootstrap(pair.subtask[paired], pair.source[paired])
-    means = bootstrap.means(ahead[paired, None])
-    [difference] = differences_of(means.estimate, bootstrap.intervals(means), n=int(paired.sum()))
-    return difference
-
-
 def _outcome(difference: Difference, ahead: Floats) -> Outcome:
     ahead = ahead[~np.isnan(ahead)]
-    wins, losses = int(np.sum(ahead > _SAME)), int(np.sum(ahead < -_SAME))
+    wins, losses = int(np.sum(ahead > SAME)), int(np.sum(ahead < -SAME))
     return Outcome(difference, wins, len(ahead) - wins - losses, losses)
 
 

@@ -22,10 +22,11 @@ from scipy.optimize import isotonic_regression
 
 from kvbench.captions import conditions_of, missing_subtasks, title_of
 from kvbench.errors import KvbenchError, UsageError, unknown
+from kvbench.mean_interval import Estimate
 from kvbench.plot_style import DASHED, INK, MUTED, STYLE, Look, looks_of
 from kvbench.record_table import reason
 from kvbench.records import Protocol
-from kvbench.statistics import Budget, Curve, Estimate, Summary, summarise
+from kvbench.statistics import Budget, Curve, Summary, summarise
 from kvbench.store import Results, file_stem
 
 FORMATS = ("png", "svg", "pdf")

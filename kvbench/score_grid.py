@@ -9,10 +9,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from kvbench.bootstrap import Codes, Floats
+from kvbench.errors import UsageError
 from kvbench.records import FULL
 
-Floats = NDArray[np.float64]
-Codes = NDArray[np.int64]
+REPEAT = "repeat"
+"""The budget label of the full cache's second, independent answer."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class ScoreGrid:
         full: `[samples]`, the full cache's.
         subtask: `[samples]`, as integers.
         source: `[samples]`, the source document, as integers.
+        weight: `[samples]`, what a score counts in its subtask's mean.
+        repeat: `[samples]`, the full cache's once more; NaN where it was not answered twice.
     """
 
     presses: tuple[str, ...]
@@ -32,6 +36,8 @@ class ScoreGrid:
     full: Floats
     subtask: Codes
     source: Codes
+    weight: Floats
+    repeat: Floats
 
     @property
     def complete(self) -> NDArray[np.bool_]:
@@ -45,22 +51,32 @@ def score_grid(frame: pd.DataFrame, budgets: Sequence[str]) -> ScoreGrid:
     Args:
         frame: Rows of `kvbench.store.Results.frame`.
         budgets: The labels of the last axis.
+
+    Raises:
+        UsageError: One question's scores weigh differently under two presses or budgets, so that their means are not
+            comparable.
     """
     subtask, source = pd.factorize(frame["subtask"])[0], pd.factorize(frame["source"])[0]
     sample, first = _questions(frame, subtask)
     score = frame["score"].where(frame["status"] == "ok").to_numpy(float)
     press, names = pd.factorize(press_names(frame))
-    budget = pd.Index(budgets).get_indexer(pd.Index(frame["budget"].astype(str)))
+    budget = pd.Index(budgets).get_indexer(pd.Index(frame["budget"]))
 
-    full = np.full(len(first), np.nan)
-    of_full = (frame["budget"] == FULL).to_numpy()
-    full[sample[of_full]] = score[of_full]
+    full, repeat = (
+        _placed(score, sample, (frame["budget"] == label).to_numpy(), len(first)) for label in (FULL, REPEAT)
+    )
     scores = np.full((len(first), len(names), len(budgets)), np.nan)
     placed = budget >= 0
     scores[sample[placed], press[placed], budget[placed]] = score[placed]
     presses = [place for place, name in enumerate(names) if name != FULL]
     return ScoreGrid(
-        tuple(str(names[place]) for place in presses), scores[:, presses], full, subtask[first], source[first]
+        presses=tuple(str(names[place]) for place in presses),
+        scores=scores[:, presses],
+        full=full,
+        subtask=subtask[first],
+        source=source[first],
+        weight=_weights(frame, score, sample, len(first)),
+        repeat=repeat,
     )
 
 
@@ -72,6 +88,28 @@ def press_names(frame: pd.DataFrame) -> pd.Series:
         return frame["press"]
     label, identity = frame["press"].astype(str), frame["press_identity"].astype(str).str[:6]
     return label.where(~label.isin(twins), label + "#" + identity)
+
+
+def _placed(score: Floats, sample: Codes, rows: NDArray[np.bool_], samples: int) -> Floats:
+    """Return some rows' scores by sample."""
+    placed = np.full(samples, np.nan)
+    placed[sample[rows]] = score[rows]
+    return placed
+
+
+def _weights(frame: pd.DataFrame, score: Floats, sample: Codes, samples: int) -> Floats:
+    """Return what each sample counts in a mean; 1 where none of its cells has a score."""
+    weight, scored = frame["weight"].to_numpy(float), ~np.isnan(score)
+    weights = np.ones(samples)
+    weights[sample[scored]] = weight[scored]
+    different = scored & (weights[sample] != weight)
+    if different.any():
+        row = int(np.flatnonzero(different)[0])
+        raise UsageError(
+            f"sample '{frame['sample'].iloc[row]}' has scores of weight {weight[row]:g} and "
+            f"{weights[sample[row]]:g}: a question's scores weigh the same under every press and budget"
+        )
+    return weights
 
 
 def _questions(frame: pd.DataFrame, subtask: Codes) -> tuple[Codes, Codes]:

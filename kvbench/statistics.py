@@ -12,12 +12,12 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
-from kvbench.bootstrap import CONFIDENCE, ClusterBootstrap, Intervals, distinct_columns, holm, indicator
+from kvbench.bootstrap import CONFIDENCE, ClusterBootstrap, Floats, Intervals, distinct_columns, holm
+from kvbench.mean_interval import Estimate, known, lie_between_0_and_1, mean_intervals
+from kvbench.measure import Measure
 from kvbench.records import FULL
-from kvbench.score_grid import Codes, Floats, ScoreGrid, press_names, score_grid
+from kvbench.score_grid import REPEAT, ScoreGrid, press_names, score_grid
 
 COLUMNS = (
     "press",
@@ -31,25 +31,17 @@ COLUMNS = (
     "compressed",
     "status",
     "score",
+    "weight",
 )
 """The columns of records that summaries and comparisons need."""
 
-ENOUGH = 0.95
-"""The share of the full cache's score at which a budget counts as enough."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean and its interval; each is None where the scores do not determine it."""
-
-    mean: float | None = None
-    low: float | None = None
-    high: float | None = None
+SAME = 1e-9
+"""Scores that differ by less are the same."""
 
 
 @dataclass(frozen=True)
 class Difference(Estimate):
-    """How much better one press is than another on the same samples, with its interval.
+    """By how much one press's scores exceed another's on the same samples, with its interval.
 
     Attributes:
         p: Two-sided, of there being no difference.
@@ -69,7 +61,7 @@ class Difference(Estimate):
 
 @dataclass(frozen=True)
 class EnoughBudget:
-    """The budget at which a press reaches `ENOUGH` of the full cache's score.
+    """The budget at which a press's score is enough beside the full cache's (`Measure.enough`).
 
     Attributes:
         tokens: Per KV head.
@@ -89,7 +81,7 @@ class Cell:
     """All records of one press at one budget.
 
     Attributes:
-        score: The mean over the subtasks of their mean scores; None if some subtask has no score here.
+        score: The mean over the subtasks of their mean scores, as it is shown; None if some subtask has no score here.
         n: Records that have a score.
         failed: Records that have none.
         whole: Records whose budget held the whole context, so that nothing was evicted.
@@ -152,6 +144,26 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class NoiseFloor:
+    """What answering the full cache twice tells of numbers that differ by rounding alone.
+
+    Attributes:
+        repeat: The second answers' score, as it is shown.
+        difference: The second less the first, of the mean score.
+        changed: Answers that were scored otherwise.
+    """
+
+    repeat: Estimate
+    difference: Difference
+    changed: int
+
+    @property
+    def n(self) -> int:
+        """Answers that were given twice."""
+        return self.difference.n
+
+
+@dataclass(frozen=True)
 class Summary:
     """The results of one protocol.
 
@@ -160,12 +172,14 @@ class Summary:
         full: The full cache, None where it was not run.
         curves: The best area first, those without one last, then by name.
         leader: The press that the others are compared with: of those that are no bounds the one with the best area.
+        noise: None where the full cache was not answered twice.
     """
 
     budgets: tuple[Budget, ...]
     full: Cell | None
     curves: tuple[Curve, ...]
     leader: str | None = None
+    noise: NoiseFloor | None = None
 
     @property
     def bounds(self) -> list[str]:
@@ -173,7 +187,9 @@ class Summary:
         return [c.press for c in self.curves if c.auc is not None and c.ahead is None and c.press != self.leader]
 
 
-def summarise(frame: pd.DataFrame, is_bound: Callable[[str], bool] = lambda _: False) -> Summary:
+def summarise(
+    frame: pd.DataFrame, is_bound: Callable[[str], bool] = lambda _: False, measure: Measure | None = None
+) -> Summary:
     """Summarise the records of one protocol, or of one subtask of it.
 
     Args:
@@ -181,12 +197,18 @@ def summarise(frame: pd.DataFrame, is_bound: Callable[[str], bool] = lambda _: F
             changed, another checkpoint) stay apart, with the identity added to the label.
         is_bound: Whether a press, by its name, is a bound rather than a policy (an oracle). It neither leads nor
             is it compared with the leader.
+        measure: How the scores are read; by default more is better, and means are shown.
     """
+    measure = measure or Measure()
     budgets = budgets_of(frame)
     grid = score_grid(frame, [budget.label for budget in budgets])
-    cells = _cells(frame, grid, budgets)
-    full = cells.pop(FULL, {}).get(FULL)
-    curves = sorted((_curve(press, cells[press], budgets, full) for press in cells), key=_best_first)
+    cells = _cells(frame, grid, budgets, measure)
+    of_full = cells.pop(FULL, {})
+    full = of_full.get(FULL)
+    curves = sorted(
+        (_curve(press, cells[press], budgets, full, measure) for press in cells),
+        key=lambda curve: _best_first(curve, measure),
+    )
     leader = next((curve.press for curve in curves if curve.auc is not None and not is_bound(curve.press)), None)
     if any(curve.auc is not None for curve in curves):
         tokens = [budget.tokens for budget in budgets]
@@ -195,35 +217,14 @@ def summarise(frame: pd.DataFrame, is_bound: Callable[[str], bool] = lambda _: F
             curves = _compared(curves, leader, grid, tokens, is_bound)
     return Summary(
         budgets=tuple(sorted(budgets, key=lambda budget: (budget.is_share, budget.tokens))),
-        full=full,
-        curves=tuple(curves),
+        full=full and _shown(full, measure),
+        curves=tuple(
+            replace(curve, cells={label: _shown(cell, measure) for label, cell in curve.cells.items()})
+            for curve in curves
+        ),
         leader=leader,
+        noise=_noise_floor(grid, measure.shown(of_full[REPEAT].score)) if REPEAT in of_full else None,
     )
-
-
-def mean_interval(scores: ArrayLike, subtasks: ArrayLike, sources: ArrayLike) -> Estimate:
-    """Estimate the unweighted mean of the subtasks' mean scores, with its 95 % interval.
-
-    Scores of one source document vary together, so sources are what was sampled. A subtask's mean has the
-    cluster-robust variance of its sources' summed residuals, corrected by G / (G − 1) for G sources. The
-    interval is Student's, with Satterthwaite's degrees of freedom; with one subtask and one score per source
-    it is the plain t interval. Where all scores are 0 or 1, each from a source of its own, they make a
-    proportion: a single subtask then has Wilson's interval, and one of several has the variance of
-    (successes + ½) / (n + 1), which is not 0 where all succeed or all fail.
-
-    Args:
-        scores: `[n]`.
-        subtasks: `[n]`, the subtask of each score as an integer.
-        sources: `[n]`, the source document of each score as an integer.
-
-    Returns:
-        No mean without scores; no interval if a subtask has a single source, or the scores have no spread.
-    """
-    scores = np.asarray(scores, float)
-    if not len(scores):
-        return Estimate()
-    [estimate] = _mean_intervals(scores[:, None], np.asarray(subtasks), np.asarray(sources))
-    return estimate
 
 
 def normalised_auc(tokens: Sequence[float], means: Sequence[float | None], full: float | None) -> float | None:
@@ -235,38 +236,42 @@ def normalised_auc(tokens: Sequence[float], means: Sequence[float | None], full:
         full: The full cache's mean score.
 
     Returns:
-        1 for a press that scores like the full cache at every budget. None if a score is missing, if the
-        budgets span no range (nothing is extrapolated), or if the full cache's score is not above 0.
+        1 for a press that scores like the full cache at every budget; more than 1 is worse where less is better.
+        None if a score is missing, if the budgets span no range (nothing is extrapolated), or if the full cache's
+        score is not above 0.
     """
-    known = [mean for mean in means if mean is not None]
-    if len(known) < len(means) or len(known) < 2 or full is None or full <= 0 or tokens[0] == tokens[-1]:
+    there = [mean for mean in means if mean is not None]
+    if len(there) < len(means) or len(there) < 2 or full is None or full <= 0 or tokens[0] == tokens[-1]:
         return None
     position = np.log2(tokens)
-    return float(np.trapezoid(known, position) / (position[-1] - position[0]) / full)
+    return float(np.trapezoid(there, position) / (position[-1] - position[0]) / full)
 
 
-def enough_budget(tokens: Sequence[float], means: Sequence[float | None], full: float | None) -> EnoughBudget | None:
-    """Return the first budget whose score reaches `ENOUGH` of the full cache's, linear in log2(budget) in between.
+def enough_budget(
+    tokens: Sequence[float], means: Sequence[float | None], full: float | None, measure: Measure | None = None
+) -> EnoughBudget | None:
+    """Return the first budget whose score is enough (`Measure.enough`), linear in log2(budget) in between.
 
     Args:
         tokens: The budgets in tokens per KV head, ascending.
         means: The mean score at each.
         full: The full cache's mean score.
+        measure: How the scores are read; by default more is better.
 
     Returns:
         None if a score is missing or the full cache's is not above 0.
     """
-    known = [mean for mean in means if mean is not None]
-    if len(known) < len(means) or not known or full is None or full <= 0:
+    measure = measure or Measure()
+    there = [mean for mean in means if mean is not None]
+    if len(there) < len(means) or not there or full is None or full <= 0:
         return None
-    # What is only rounding below the target reaches it.
-    reached = np.flatnonzero(np.array(known) >= ENOUGH * full * (1 - 1e-12))
-    if not len(reached):
+    target = measure.enough(full)
+    first = next((place for place, mean in enumerate(there) if measure.reaches(mean, target)), None)
+    if first is None:
         return EnoughBudget(tokens[-1], ">")
-    first = int(reached[0])
     if first == 0:
         return EnoughBudget(tokens[0], "≤")
-    share = (ENOUGH * full - known[first - 1]) / (known[first] - known[first - 1])
+    share = (target - there[first - 1]) / (there[first] - there[first - 1])
     left, right = np.log2(tokens[first - 1 : first + 1])
     return EnoughBudget(float(2 ** (left + share * (right - left))), "=")
 
@@ -279,7 +284,7 @@ def area_intervals(grid: ScoreGrid, tokens: Sequence[float]) -> Intervals:
         tokens: The budgets.
     """
     weights = trapezoid_weights(tokens)
-    bootstrap = ClusterBootstrap(grid.subtask, grid.source)
+    bootstrap = ClusterBootstrap(grid.subtask, grid.source, weights=grid.weight)
     # The mean of a weighted sum is the weighted sum of means where all of a press's budgets have the same samples.
     present = ~np.isnan(grid.scores)
     whole = (present == present[:, :, :1]).all(axis=(0, 2))
@@ -316,7 +321,7 @@ def area_differences(
         if len(np.unique(grid.subtask[pattern])) < len(np.unique(grid.subtask)):
             continue
         scores = grid.scores[pattern][:, np.array(presses)[places]] - grid.scores[pattern][:, [reference]]
-        bootstrap = ClusterBootstrap(grid.subtask[pattern], grid.source[pattern])
+        bootstrap = ClusterBootstrap(grid.subtask[pattern], grid.source[pattern], weights=grid.weight[pattern])
         means = bootstrap.means(np.column_stack([scores @ trapezoid_weights(tokens), grid.full[pattern]]))
         areas = means[:-1] / means[-1:]
         found = differences_of(areas.estimate, bootstrap.intervals(areas), n=int(pattern.sum()))
@@ -328,78 +333,43 @@ def area_differences(
 def differences_of(estimate: Floats, intervals: Intervals, n: int) -> list[Difference]:
     """Return each number with its interval and p, not corrected for the others."""
     columns = zip(estimate, intervals.low, intervals.high, intervals.p, strict=True)
-    return [Difference(_known(mean), _known(low), _known(high), _known(p), n=n) for mean, low, high, p in columns]
+    return [Difference(known(mean), known(low), known(high), known(p), n=n) for mean, low, high, p in columns]
 
 
 def adjusted(differences: Sequence[Difference]) -> list[Difference]:
     """Return the differences with p adjusted for judging them together."""
     corrected = holm([np.nan if difference.p is None else difference.p for difference in differences])
-    return [replace(d, adjusted_p=_known(p)) for d, p in zip(differences, corrected, strict=True)]
+    return [replace(d, adjusted_p=known(p)) for d, p in zip(differences, corrected, strict=True)]
 
 
-def _mean_intervals(scores: Floats, subtasks: Codes, sources: Codes) -> list[Estimate]:
-    """Return what `mean_interval` does for each column of `[n, k]` scores of the same samples."""
-    subtask, source = (np.unique(codes, return_inverse=True)[1] for codes in (subtasks, sources))
-    n = np.bincount(subtask)
-    by_subtask = indicator(subtask, len(n))
-    means = by_subtask @ scores / n[:, None]  # [subtasks, k]
-    own_source = np.bincount(source)[source] == 1
-    graded = ~np.isin(scores, (0, 1)) | ~own_source[:, None]
-    proportions = by_subtask @ graded == 0  # [subtasks, k]
-    variance, freedom = _variance_of_sum(scores, means, subtask, source, proportions)
-    with np.errstate(invalid="ignore"):
-        half = stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * np.sqrt(variance) / len(n)
-    mean = means.mean(axis=0)
-    low, high = mean - half, mean + half
-    if len(n) == 1:
-        one = proportions[0]
-        low[one], high[one] = _wilson(mean[one], n[0])
-    return [Estimate(*map(_known, ends)) for ends in zip(mean, low, high, strict=True)]
+def score_difference(grid: ScoreGrid, ahead: Floats) -> Difference:
+    """Return the mean of differences `[samples]` between two scores of the same samples, NaN where one is missing."""
+    paired = ~np.isnan(ahead)
+    if not paired.any() or len(np.unique(grid.subtask[paired])) < len(np.unique(grid.subtask)):
+        return Difference()
+    bootstrap = ClusterBootstrap(grid.subtask[paired], grid.source[paired], weights=grid.weight[paired])
+    means = bootstrap.means(ahead[paired, None])
+    [difference] = differences_of(means.estimate, bootstrap.intervals(means), n=int(paired.sum()))
+    return difference
 
 
-def _variance_of_sum(
-    scores: Floats, means: Floats, subtask: Codes, source: Codes, proportions: NDArray[np.bool_]
-) -> tuple[Floats, Floats]:
-    """Return the variances `[k]` of the sums of the subtasks' means and their degrees of freedom; NaN if unknown.
-
-    Args:
-        scores: `[n, k]`.
-        means: `[subtasks, k]`.
-        subtask: `[n]`, from 0.
-        source: `[n]`, from 0.
-        proportions: `[subtasks, k]`, which of them are proportions.
-    """
-    n = np.bincount(subtask)[:, None]
-    pairs, pair = np.unique(subtask * len(scores) + source, return_inverse=True)
-    pair_subtask, pair_source = np.divmod(pairs, len(scores))
-    sources = np.bincount(pair_subtask)[:, None]  # of each subtask
-    if np.any(sources == 1):
-        return np.full(scores.shape[1], np.nan), np.full(scores.shape[1], np.nan)
-    residuals = np.where(proportions[subtask], 0, scores - means[subtask]) / n[subtask]
-    clustered = indicator(pair, len(pairs)) @ residuals * np.sqrt(sources / (sources - 1))[pair_subtask]
-    smoothed = (means * n + 0.5) / (n + 1)
-    squares = indicator(pair_subtask, len(n)) @ clustered**2
-    variances = np.where(proportions, smoothed * (1 - smoothed) / n, squares)
-    variances[:, ~variances.any(axis=0)] = np.nan
-    # Summed by source over the subtasks: a source that several of them share brings their covariance.
-    shared = indicator(pair_source, source.max() + 1) @ clustered
-    variance = np.sum(variances * proportions, axis=0) + np.sum(shared**2, axis=0)
-    freedom = np.sum(variances, axis=0) ** 2 / np.sum(variances**2 / (sources - 1), axis=0)
-    return variance, np.minimum(freedom, source.max())
+def _noise_floor(grid: ScoreGrid, repeat: Estimate) -> NoiseFloor:
+    ahead = grid.repeat - grid.full
+    return NoiseFloor(repeat, score_difference(grid, ahead), changed=int(np.sum(np.abs(ahead) > SAME)))
 
 
-def _wilson(proportion: Floats, n: int) -> tuple[Floats, Floats]:
-    z = float(stats.norm.ppf((1 + CONFIDENCE) / 2))
-    centre = (proportion + z**2 / (2 * n)) / (1 + z**2 / n)
-    half = z * np.sqrt(proportion * (1 - proportion) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
-    return centre - half, centre + half
+def _shown(cell: Cell, measure: Measure) -> Cell:
+    return replace(cell, score=measure.shown(cell.score))
 
 
-def _cells(frame: pd.DataFrame, grid: ScoreGrid, budgets: Sequence[Budget]) -> dict[str, dict[str, Cell]]:
-    """Return all cells by press and budget; a grid's budgets are those given."""
+def _cells(
+    frame: pd.DataFrame, grid: ScoreGrid, budgets: Sequence[Budget], measure: Measure
+) -> dict[str, dict[str, Cell]]:
+    """Return all cells by press and budget, with their mean scores; a grid's budgets are those given."""
     places = [(press, budget.label) for press in grid.presses for budget in budgets]
-    scores = np.column_stack([grid.scores.reshape(len(grid.full), -1), grid.full])
-    found = dict(zip([*places, (FULL, FULL)], zip(_column_intervals(scores, grid), scores.T, strict=True), strict=True))
+    scores = np.column_stack([grid.scores.reshape(len(grid.full), -1), grid.full, grid.repeat])
+    intervals = _column_intervals(scores, grid, bounded=not measure.exponential and lie_between_0_and_1(scores))
+    found = dict(zip([*places, (FULL, FULL), (FULL, REPEAT)], zip(intervals, scores.T, strict=True), strict=True))
     counts = (~frame["compressed"]).groupby([press_names(frame), frame["budget"]], observed=True).agg(["size", "sum"])
     cells: dict[str, dict[str, Cell]] = {}
     for cell, size, whole in counts.itertuples(name=None):
@@ -410,7 +380,7 @@ def _cells(frame: pd.DataFrame, grid: ScoreGrid, budgets: Sequence[Budget]) -> d
     return cells
 
 
-def _column_intervals(scores: Floats, grid: ScoreGrid) -> list[Estimate]:
+def _column_intervals(scores: Floats, grid: ScoreGrid, bounded: bool) -> list[Estimate]:
     """Return the mean of each column of `[samples, k]`, None where a subtask has no score."""
     estimates = [Estimate()] * scores.shape[1]
     present = ~np.isnan(scores)
@@ -418,27 +388,32 @@ def _column_intervals(scores: Floats, grid: ScoreGrid) -> list[Estimate]:
     for index, pattern in enumerate(patterns.T):
         if len(np.unique(grid.subtask[pattern])) == len(np.unique(grid.subtask)):
             places = np.flatnonzero(number == index)
-            columns = scores[np.ix_(pattern, places)]
-            found = _mean_intervals(columns, grid.subtask[pattern], grid.source[pattern])
+            found = mean_intervals(
+                scores[np.ix_(pattern, places)],
+                grid.subtask[pattern],
+                grid.source[pattern],
+                grid.weight[pattern],
+                bounded,
+            )
             for place, estimate in zip(places, found, strict=True):
                 estimates[place] = estimate
     return estimates
 
 
-def _curve(press: str, cells: dict[str, Cell], budgets: Sequence[Budget], full: Cell | None) -> Curve:
+def _curve(press: str, cells: dict[str, Cell], budgets: Sequence[Budget], full: Cell | None, measure: Measure) -> Curve:
     """Return a press without what the bootstrap adds."""
     tokens = [budget.tokens for budget in budgets]
     means = [cells[budget.label].score.mean if budget.label in cells else None for budget in budgets]
     reference = full.score.mean if full else None
     auc = normalised_auc(tokens, means, reference)
-    return Curve(press, cells, auc, enough=enough_budget(tokens, means, reference))
+    return Curve(press, cells, auc, enough=enough_budget(tokens, means, reference, measure))
 
 
 def _with_intervals(curves: Sequence[Curve], grid: ScoreGrid, tokens: Sequence[float]) -> list[Curve]:
     intervals = area_intervals(grid, tokens)
     ends = dict(zip(grid.presses, zip(intervals.low, intervals.high, strict=True), strict=True))
     return [
-        replace(curve, auc_low=_known(ends[curve.press][0]), auc_high=_known(ends[curve.press][1])) for curve in curves
+        replace(curve, auc_low=known(ends[curve.press][0]), auc_high=known(ends[curve.press][1])) for curve in curves
     ]
 
 
@@ -462,17 +437,14 @@ def trapezoid_weights(tokens: Sequence[float]) -> Floats:
     return np.convolve(steps, [0.5, 0.5])
 
 
-def _best_first(curve: Curve) -> tuple[bool, float, str]:
-    return (curve.auc is None, -(curve.auc or 0), curve.press)
-
-
-def _known(number: float) -> float | None:
-    return float(number) if np.isfinite(number) else None
+def _best_first(curve: Curve, measure: Measure) -> tuple[bool, float, str]:
+    sign = 1 if measure.lower_is_better else -1
+    return (curve.auc is None, sign * (curve.auc or 0), curve.press)
 
 
 def budgets_of(frame: pd.DataFrame) -> list[Budget]:
     """Return the budgets of a run, ascending in tokens."""
-    tokens = frame.groupby("budget", observed=True)["budget_tokens"].mean().drop(FULL, errors="ignore")
+    tokens = frame.groupby("budget", observed=True)["budget_tokens"].mean().drop([FULL, REPEAT], errors="ignore")
     budgets = [
         Budget(label, float(mean if label.endswith("%") else label))
         for label, mean in zip(map(str, tokens.index), tokens, strict=True)

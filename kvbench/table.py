@@ -11,8 +11,9 @@ from rich.console import Console
 
 from kvbench.captions import conditions_of, missing_subtasks, title_of
 from kvbench.errors import unknown
+from kvbench.mean_interval import Estimate
 from kvbench.records import FULL, Protocol
-from kvbench.statistics import Cell, Curve, Estimate, Summary, summarise
+from kvbench.statistics import Cell, Curve, Summary, summarise
 from kvbench.store import Results
 from kvbench.table_layout import Column, Layout, to_terminal
 from kvbench.table_layout import to_latex as layout_to_latex

@@ -13,9 +13,10 @@ from pydantic import ValidationError
 
 from kvbench import __version__
 from kvbench.captions import conditions_of, missing_subtasks, title_of
+from kvbench.mean_interval import Estimate
 from kvbench.plot_style import looks_of
 from kvbench.records import FULL, Environment, Protocol
-from kvbench.statistics import Cell, Curve, Estimate, Summary
+from kvbench.statistics import Cell, Curve, Summary
 from kvbench.store import Results, file_stem
 from kvbench.table import Table, make_tables
 

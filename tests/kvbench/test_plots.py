@@ -12,10 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from kvbench.errors import UsageError
+from kvbench.mean_interval import Estimate
 from kvbench.plot_style import looks_of
 from kvbench.plots import draw, plot_results
 from kvbench.records import FULL
-from kvbench.statistics import Budget, Cell, Curve, Estimate, Summary, summarise
+from kvbench.statistics import Budget, Cell, Curve, Summary, summarise
 from kvbench.store import Results, ResultsFolder, file_stem, load
 from simulated import PRESSES, make_protocol, make_record, simulate
 
