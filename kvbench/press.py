@@ -208,7 +208,13 @@ class ScorePress(Press):
 
 
 def by_score(scores: Tensor) -> Tensor:
-    """Return the ranking of `scores`, `[..., n]`: descending, with ties in order of position."""
+    """Return the ranking of `scores`, `[..., n]`: descending, with ties in order of position.
+
+    Raises:
+        ValueError: A score is NaN, which has no place in an order.
+    """
+    if nans := int(scores.isnan().sum()):
+        raise ValueError(f"{nans} of {scores.numel()} scores are NaN")
     return scores.float().argsort(dim=-1, descending=True, stable=True)
 
 

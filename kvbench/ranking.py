@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvbench.memory import is_out_of_memory
 from kvbench.press import LayerCache, Press
 
 
@@ -49,6 +50,8 @@ class Rankers:
             ranking = self.presses[label].sort(layer)
             _check(ranking, layer)
         except Exception as error:  # a press may fail with anything
+            if is_out_of_memory(error):  # which may be others' doing
+                raise
             self.failures[label] = f"layer {layer.index}: {type(error).__name__}: {error}"
             return None
         ranking = protect(ranking, self.protected)

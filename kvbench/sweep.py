@@ -6,10 +6,14 @@ and widening the limit are all the same thing: the plan holds the cells whose ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
 
 from kvbench.after_prefill import run_prompt
+from kvbench.batches import VariantBatches
 from kvbench.budgets import Budget
 from kvbench.chunked import run_prompt_in_chunks
 from kvbench.environment import describe_environment
@@ -20,8 +24,11 @@ from kvbench.prompts import Prompt, prompts_of
 from kvbench.ranking import Protect
 from kvbench.records import FULL, Protocol, Record, Schedule, cell_key, content_hash
 from kvbench.store import ResultsFolder, ResultsWriter
-from kvbench.task import QuestionPlacement, Sample, Task
+from kvbench.task import Answer, QuestionPlacement, Sample, Task
 from kvbench.variants import Job, Outcome, Timings, Variant
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -66,14 +73,28 @@ class PlannedCell:
 
 @dataclass
 class WorkItem:
-    """One prefill and the cells it serves."""
+    """One prefill and the cells it serves.
+
+    Its prompt is rendered again when it runs: the tokens of a whole plan would need gigabytes.
+
+    Attributes:
+        number: Which of the sample's prompts.
+        context_tokens: Tokens of the prompt's context.
+        longest: The most positions that answering can take.
+    """
 
     task: Task
     protocol: Protocol
     sample: Sample
     sample_hash: str
-    prompt: Prompt
+    number: int
+    context_tokens: int
+    longest: int
     cells: list[PlannedCell]
+
+    def prompt(self, tokenizer: PreTrainedTokenizerBase) -> Prompt:
+        """Render the prompt."""
+        return prompts_of(tokenizer, self.sample, self.protocol.question)[self.number]
 
 
 @dataclass
@@ -100,12 +121,22 @@ class Plan:
 
 @dataclass(frozen=True)
 class Finished:
-    """News of one work item: how many of its cells failed, why, and where the time went (none if it never ran)."""
+    """What came of one work item.
+
+    Attributes:
+        item: The item.
+        records: One per cell.
+        timings: Where the time went; none if it never ran.
+    """
 
     item: WorkItem
-    failed: int
-    reason: str | None
+    records: list[Record]
     timings: Timings | None
+
+    @property
+    def failures(self) -> list[str]:
+        """Why cells failed, one reason per failed cell."""
+        return [record.error or "" for record in self.records if record.status == "failed"]
 
 
 def make_plan(
@@ -145,7 +176,7 @@ def make_plan(
                     f"results folder '{results.path}' holds {protocol.task} with another sample '{sample.id}', drawn "
                     f"from other data than {task.data_of(sample.subtask)}: use another folder"
                 )
-            for prompt in prompts_of(source.tokenizer, sample, protocol.question):
+            for number, prompt in enumerate(prompts_of(source.tokenizer, sample, protocol.question)):
                 cells = [
                     cell
                     for cell in _cells(prompt, fitting, identities, settings.budgets, protocol.hash, sample_hash)
@@ -155,13 +186,19 @@ def make_plan(
                 missing = [cell for cell in cells if cell.key not in finished]
                 plan.done += len(cells) - len(missing)
                 if missing:
-                    plan.items.append(WorkItem(task, protocol, sample, sample_hash, prompt, missing))
+                    size, longest = len(prompt.context), prompt.longest(sample)
+                    plan.items.append(WorkItem(task, protocol, sample, sample_hash, number, size, longest, missing))
     return plan
 
 
 def run_plan(
-    plan: Plan, model: Model, results: ResultsWriter, tell: Callable[[Finished], None] = lambda _: None
-) -> int:
+    plan: Plan,
+    model: Model,
+    results: ResultsWriter,
+    tell: Callable[[Finished], None] = lambda _: None,
+    warn: Callable[[str], None] = lambda _: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> None:
     """Run a plan, recording each item as it is finished.
 
     Args:
@@ -169,26 +206,138 @@ def run_plan(
         model: The model, loaded.
         results: Where records go.
         tell: Called after each item is on disk.
-
-    Returns:
-        How many cells failed.
+        warn: Told, in a sentence, where memory ran out.
+        stopped: Asked before each item whether to leave it and all others for another run.
     """
-    environment = describe_environment()
-    results.add_environment(environment)
-    failed = 0
+    runner = ItemRunner(plan.presses, plan.identities, model, warn)
+    results.add_environment(runner.environment)
     for item in plan.items:
+        if stopped():
+            return
+        finished = runner.run(item)
+        results.append(item.protocol, finished.records)
+        tell(finished)
+
+
+class ItemRunner:
+    """A loaded model that work items are run with, one after the other, wherever it is."""
+
+    def __init__(
+        self, presses: Mapping[str, Press], identities: Mapping[str, str], model: Model, warn: Callable[[str], None]
+    ) -> None:
+        """Take a plan's presses and their identities, the model, and who is told where memory runs out."""
+        self.presses = presses
+        self.identities = identities
+        self.model = model
+        self.environment = describe_environment()
+        self._after_prefill = VariantBatches(lambda job: run_prompt(model, job), warn)
+        self._in_chunks: dict[int, VariantBatches] = {}
+        self._warn = warn
+
+    def run(self, item: WorkItem) -> Finished:
+        """Answer an item's cells; what cannot be answered is among its records, with the reason."""
         try:
-            outcome = _run_item(item, plan, model)
-            records = list(_records(item, plan, outcome, environment.hash))
-            timings: Timings | None = outcome.timings
+            outcome, questions = self._answer(item)
         except KvbenchError as error:
-            timings = None
-            records = [_record(item, plan, cell, environment.hash, error=str(error)) for cell in item.cells]
-        results.append(item.protocol, records)
-        reasons = [record.error for record in records if record.status == "failed"]
-        failed += len(reasons)
-        tell(Finished(item, len(reasons), next(iter(reasons), None), timings))
-    return failed
+            return Finished(item, self.failed(item, str(error)), None)
+        return Finished(item, list(self._records(item, outcome, questions)), outcome.timings)
+
+    def failed(self, item: WorkItem, reason: str) -> list[Record]:
+        """Return the records of an item of which no cell could be answered."""
+        return [failed_record(item, cell, self.identities, self.environment.hash, reason) for cell in item.cells]
+
+    def _answer(self, item: WorkItem) -> tuple[Outcome, Sequence[int]]:
+        if item.longest > self.model.window:
+            raise KvbenchError(
+                f"prompt and answer need {item.longest} positions, more than the {self.model.window} that "
+                f"{self.model.facts.name} knows"
+            )
+        prompt = item.prompt(self.model.tokenizer)
+        questions = [item.sample.questions[number] for number in prompt.questions]
+        variants = {cell.variant for cell in item.cells}
+        protected = Protect(item.protocol.protect_first, item.protocol.protect_last)
+        seed = sample_seed(item.protocol.seed, item.sample.id)
+        job = Job(prompt, questions, self.presses, variants, protected, seed)
+        return self._batches(item.protocol.chunk).run(job, item.sample.id), prompt.questions
+
+    def _batches(self, chunk: int | None) -> VariantBatches:
+        if chunk is None:
+            return self._after_prefill
+        if chunk not in self._in_chunks:
+            run = partial(run_prompt_in_chunks, self.model, chunk=chunk)
+            self._in_chunks[chunk] = VariantBatches(run, self._warn)
+        return self._in_chunks[chunk]
+
+    def _records(self, item: WorkItem, outcome: Outcome, questions: Sequence[int]) -> Iterator[Record]:
+        for cell in item.cells:
+            if cell.variant not in outcome.answers:
+                reason = outcome.failures.get(cell.variant.press or FULL, "the press gave no ranking")
+                yield failed_record(item, cell, self.identities, self.environment.hash, reason)
+                continue
+            answer = outcome.answers[cell.variant][questions.index(cell.question)]
+            yield self._record(item, cell, outcome, answer)
+
+    def _record(self, item: WorkItem, cell: PlannedCell, outcome: Outcome, answer: Answer) -> Record:
+        question = item.sample.questions[cell.question]
+        kept = outcome.kept[cell.variant]
+        unscored = failed_record(item, cell, self.identities, self.environment.hash, "")
+        try:
+            score = item.task.score(answer, question, item.sample.subtask)
+            others = item.task.other_scores(answer, question, item.sample.subtask)
+            weight = item.task.weight(answer)
+        except Exception as error:  # a task may fail with anything
+            return unscored.model_copy(update={"error": f"the task's score: {type(error).__name__}: {error}"})
+        if not math.isfinite(score):
+            return unscored.model_copy(update={"error": f"the task's score is {score}"})
+        return unscored.model_copy(
+            update={
+                "status": "ok",
+                "error": None,
+                "score": score,
+                "weight": weight,
+                "other_metrics": tuple(others),
+                "other_scores": tuple(others.values()),
+                "prediction": answer.text,
+                "log_likelihoods": answer.log_likelihoods,
+                "continuation_tokens": answer.continuation_tokens,
+                "greedy": answer.greedy,
+                "new_tokens": len(answer.tokens),
+                "stopped": answer.stopped,
+                "kept_min": kept.least,
+                "kept_max": kept.most,
+                "kept_bytes": kept.bytes,
+                "peak_entries": outcome.peaks[cell.variant],
+                "prefill_seconds": round(outcome.timings.prefill, 4),
+                "ranking_seconds": round(outcome.timings.ranking.get(cell.press, 0.0), 4),
+                "answering_seconds": round(outcome.timings.answering, 4),
+            }
+        )
+
+
+def failed_record(
+    item: WorkItem, cell: PlannedCell, identities: Mapping[str, str], environment: str, error: str
+) -> Record:
+    """Return the record of a cell that has no score, and why."""
+    return Record(
+        key=cell.key,
+        environment=environment,
+        press=cell.press,
+        press_identity=identities[cell.press],
+        budget=cell.budget,
+        budget_tokens=cell.variant.budget,
+        sample=item.sample.id,
+        sample_hash=item.sample_hash,
+        data=item.task.data_of(item.sample.subtask),
+        question=cell.question,
+        subtask=item.sample.subtask,
+        source=item.sample.source,
+        context_tokens=item.context_tokens,
+        truncated_tokens=item.sample.truncated_tokens,
+        compressed=cell.variant.press is not None,
+        targets=item.sample.questions[cell.question].targets,
+        status="failed",
+        error=error,
+    )
 
 
 def _protocol(source: ModelSource, task: Task, settings: Settings) -> Protocol:
@@ -250,77 +399,3 @@ def _cells(
             for question in prompt.questions:
                 key = cell_key(protocol, sample, question, identities[label], budget)
                 yield PlannedCell(key, label, budget, variant, question)
-
-
-def _run_item(item: WorkItem, plan: Plan, model: Model) -> Outcome:
-    longest = item.prompt.longest(item.sample)
-    if longest > model.window:
-        raise KvbenchError(
-            f"prompt and answer need {longest} positions, more than the {model.window} that {model.facts.name} knows"
-        )
-    questions = [item.sample.questions[number] for number in item.prompt.questions]
-    variants = {cell.variant for cell in item.cells}
-    protected = Protect(item.protocol.protect_first, item.protocol.protect_last)
-    seed = sample_seed(item.protocol.seed, item.sample.id)
-    job = Job(item.prompt, questions, plan.presses, variants, protected, seed)
-    if item.protocol.chunk is None:
-        return run_prompt(model, job)
-    return run_prompt_in_chunks(model, job, item.protocol.chunk)
-
-
-def _records(item: WorkItem, plan: Plan, outcome: Outcome, environment: str) -> Iterator[Record]:
-    for cell in item.cells:
-        if cell.variant not in outcome.answers:
-            reason = outcome.failures.get(cell.press, "the press gave no ranking")
-            yield _record(item, plan, cell, environment, error=reason)
-            continue
-        answer = outcome.answers[cell.variant][item.prompt.questions.index(cell.question)]
-        question = item.sample.questions[cell.question]
-        kept = outcome.kept[cell.variant]
-        others = item.task.other_scores(answer, question, item.sample.subtask)
-        yield _record(item, plan, cell, environment).model_copy(
-            update={
-                "status": "ok",
-                "score": item.task.score(answer, question, item.sample.subtask),
-                "weight": item.task.weight(answer),
-                "other_metrics": tuple(others),
-                "other_scores": tuple(others.values()),
-                "prediction": answer.text,
-                "log_likelihoods": answer.log_likelihoods,
-                "continuation_tokens": answer.continuation_tokens,
-                "greedy": answer.greedy,
-                "new_tokens": len(answer.tokens),
-                "stopped": answer.stopped,
-                "kept_min": kept.least,
-                "kept_max": kept.most,
-                "kept_bytes": kept.bytes,
-                "peak_entries": outcome.peaks[cell.variant],
-                "prefill_seconds": round(outcome.timings.prefill, 4),
-                "ranking_seconds": round(outcome.timings.ranking.get(cell.press, 0.0), 4),
-                "answering_seconds": round(outcome.timings.answering, 4),
-            }
-        )
-
-
-def _record(item: WorkItem, plan: Plan, cell: PlannedCell, environment: str, error: str | None = None) -> Record:
-    n = len(item.prompt.context)
-    return Record(
-        key=cell.key,
-        environment=environment,
-        press=cell.press,
-        press_identity=plan.identities[cell.press],
-        budget=cell.budget,
-        budget_tokens=cell.variant.budget,
-        sample=item.sample.id,
-        sample_hash=item.sample_hash,
-        data=item.task.data_of(item.sample.subtask),
-        question=cell.question,
-        subtask=item.sample.subtask,
-        source=item.sample.source,
-        context_tokens=n,
-        truncated_tokens=item.sample.truncated_tokens,
-        compressed=cell.variant.press is not None,
-        targets=item.sample.questions[cell.question].targets,
-        status="failed",
-        error=error,
-    )

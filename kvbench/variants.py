@@ -58,6 +58,14 @@ class Timings:
     """Copying what the presses keep into caches of their own."""
     answering: float = 0.0
 
+    def add(self, other: Timings) -> None:
+        """Add the seconds of another batch of the same prompt."""
+        self.prefill += other.prefill
+        self.gathering += other.gathering
+        self.answering += other.answering
+        for press, seconds in other.ranking.items():
+            self.ranking[press] = self.ranking.get(press, 0.0) + seconds
+
 
 @dataclass
 class Outcome:
@@ -67,7 +75,7 @@ class Outcome:
         answers: Per variant the answers to the prompt's questions, in their order.
         kept: Per variant what was left of the cache, measured.
         peaks: Per variant the most entries per KV head that a layer held at any time.
-        failures: Per press that failed, why.
+        failures: Per press that failed, why; "full" if the full cache did.
         timings: Where the time went.
     """
 

@@ -37,8 +37,8 @@ def print_plan(plan: Plan, source: ModelSource, settings: Settings, as_json: boo
         highlight=False,
     )
     out.print(
-        f"disk: about {_size(facts['disk_bytes'])} of records; memory: {_size(facts['weight_bytes'])} of weights "
-        f"and up to {_size(facts['cache_bytes'])} of caches",
+        f"disk: about {spell_bytes(facts['disk_bytes'])} of records; memory: {spell_bytes(facts['weight_bytes'])} of weights "
+        f"and up to {spell_bytes(facts['cache_bytes'])} of caches",
         highlight=False,
     )
 
@@ -60,7 +60,7 @@ def estimate(plan: Plan, source: ModelSource, settings: Settings) -> dict[str, A
         "cells": plan.cells,
         "already_done": plan.done,
         "prefills": len(plan.items),
-        "context_tokens": sum(len(item.prompt.context) for item in plan.items),
+        "context_tokens": sum(item.context_tokens for item in plan.items),
         "new_tokens_at_most": sum(_new_tokens(item) for item in plan.items),
         "disk_bytes": plan.cells * _RECORD_BYTES,
         "weight_bytes": parameter_count(source.config) * item_bytes,
@@ -79,8 +79,8 @@ def cached_tokens(item: WorkItem) -> int:
     for variant in variants:
         if variant.press is not None:
             largest[variant.press] = max(largest[variant.press], variant.budget)
-    n = len(item.prompt.context)
-    own = len(variants) * (item.prompt.longest(item.sample) - n)
+    n = item.context_tokens
+    own = len(variants) * (item.longest - n)
     if item.protocol.chunk is None:
         return n + sum(largest.values()) + own
     from kvbench.answering import TOKENS_PER_PASS
@@ -98,7 +98,7 @@ def _work(plan: Plan) -> Iterable[tuple[str, str, str, str]]:
         groups.setdefault(f"{item.protocol.task}:{item.sample.subtask}", []).append(item)
     for name, items in groups.items():
         cells = sum(len(item.cells) for item in items)
-        tokens = sum(len(item.prompt.context) for item in items)
+        tokens = sum(item.context_tokens for item in items)
         yield name, f"{len(items):,}", f"{cells:,}", f"{tokens:,}"
 
 
@@ -111,7 +111,8 @@ def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]
     return table
 
 
-def _size(count: float) -> str:
+def spell_bytes(count: float) -> str:
+    """Write a number of bytes with three digits."""
     for unit in ("B", "KB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, get_args
@@ -24,8 +26,9 @@ from kvbench.registry import PRESSES, make_press, press_label, registered
 from kvbench.task import QuestionPlacement
 
 if TYPE_CHECKING:
-    from kvbench.models import ModelFacts
-    from kvbench.sweep import Finished, Plan
+    from kvbench.models import ModelFacts, ModelSource
+    from kvbench.store import ResultsWriter
+    from kvbench.sweep import Finished, Plan, Settings
 
 ALL = "all"
 _Choice = TypeVar("_Choice", bound=str)
@@ -38,6 +41,7 @@ class Request:
     presses: Sequence[str]
     tasks: Sequence[str]
     data: Sequence[str]
+    revisions: Sequence[str]
     budgets: str
     model: str
     limit: int | None
@@ -64,13 +68,13 @@ def run_command(request: Request, dry_run: bool, as_json: bool, out: Console, er
     schedule = _choice("schedule", request.schedule, get_args(Schedule))
     first, last = parse_protect(request.protect)
     made = make_presses(parse_presses(request.presses), err)
-    tasks = tasks_with_data(_entries(request.tasks, "tasks"), request.data, err)
+    tasks = tasks_with_data(parse_entries(request.tasks, "tasks"), request.data, err, request.revisions)
 
     # What follows needs torch and transformers; a mistyped name has been answered before they are imported.
     from kvbench.models import choose_device, choose_dtype, find, quieten_transformers
     from kvbench.ranking import Protect
     from kvbench.store import ResultsFolder
-    from kvbench.sweep import Settings, make_plan, run_plan
+    from kvbench.sweep import Settings, make_plan
 
     quieten_transformers()
     device = choose_device(request.device)
@@ -88,27 +92,68 @@ def run_command(request: Request, dry_run: bool, as_json: bool, out: Console, er
         attention=request.attention,
     )
     folder = ResultsFolder(request.results)
-    if not dry_run:
-        with folder.writer():  # refuse an unusable folder before anything is computed
-            pass
-    source = find(request.model, weights=not dry_run)
-    presses, named = ready_presses(made, source.facts, err)
-    plan = make_plan(source, presses, tasks, settings, folder, named)
+
+    def planned() -> tuple[Plan, ModelSource]:
+        source = find(request.model, weights=not dry_run)
+        presses, named = ready_presses(made, source.facts, err)
+        return make_plan(source, presses, tasks, settings, folder, named), source
+
     if dry_run:
+        plan, source = planned()
         print_plan(plan, source, settings, as_json, out)
         return
     totals = Totals()
-    if plan.items:
-        with folder.writer() as writer, progress("cells", plan.cells, err) as advance:
-            model = source.load(dtype, device, request.attention)
-
-            def tell(finished: Finished) -> None:
-                totals.add(finished)
-                failed = f", {finished.failed} failed" if finished.failed else ""
-                advance(finished.item.sample.id, len(finished.item.cells), failed)
-
-            run_plan(plan, model, writer, tell)
+    with folder.writer() as writer:  # before planning: another run must not add what the plan finds missing
+        plan, source = planned()
+        interrupted = _run(plan, source, settings, writer, totals, err) if plan.items else False
     _report(plan, totals, request.results, as_json, out)
+    if interrupted:
+        raise KeyboardInterrupt
+    _refuse_failures(totals)
+
+
+def _run(
+    plan: Plan, source: ModelSource, settings: Settings, writer: ResultsWriter, totals: Totals, err: Console
+) -> bool:
+    """Run a plan and count what comes of it; return whether it was interrupted."""
+    from kvbench.sweep import run_plan
+
+    with progress("cells", plan.cells, err) as advance, _interruptible(err) as stopped:
+        model = source.load(settings.dtype, settings.device, settings.attention)
+
+        def tell(finished: Finished) -> None:
+            totals.add(finished)
+            failed = f", {len(finished.failures)} failed" if finished.failures else ""
+            advance(finished.item.sample.id, len(finished.item.cells), failed)
+
+        def warn(sentence: str) -> None:
+            err.print(f"[yellow]{escape(sentence)}[/]", highlight=False, soft_wrap=True)
+
+        run_plan(plan, model, writer, tell, warn, stopped)
+        return stopped()
+
+
+@contextmanager
+def _interruptible(err: Console) -> Iterator[Callable[[], bool]]:
+    """Let an interrupt stop the run after the sample in flight, and a second one at once.
+
+    Yields:
+        Whether there was an interrupt.
+    """
+    asked = False
+
+    def interrupt(_: int, __: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        err.print("stopping after this sample; interrupt again to stop at once", highlight=False)
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @dataclass(frozen=True)
@@ -134,7 +179,7 @@ def parse_presses(texts: Sequence[str]) -> list[RequestedPress]:
         UsageError: Nothing is named.
     """
     requested: list[RequestedPress] = []
-    for piece in _entries(texts, "presses"):
+    for piece in parse_entries(texts, "presses"):
         if "=" in piece and ":" not in piece and requested:
             requested[-1] = RequestedPress(f"{requested[-1].spec},{piece}", requested[-1].named)
         elif piece == ALL:
@@ -217,7 +262,12 @@ def _choice(what: str, text: str | None, allowed: tuple[_Choice, ...]) -> _Choic
     raise unknown(what, text, allowed)
 
 
-def _entries(texts: Sequence[str], what: str) -> list[str]:
+def parse_entries(texts: Sequence[str], what: str) -> list[str]:
+    """Split comma-separated lists.
+
+    Raises:
+        UsageError: Nothing is named; `what` says what should be.
+    """
     entries = [piece.strip() for text in texts for piece in text.split(",") if piece.strip()]
     if not entries:
         raise UsageError(f"no {what} is named: `kvbench list {what}` says which there are")
@@ -237,8 +287,8 @@ class Totals:
     def add(self, finished: Finished) -> None:
         """Count one work item."""
         self.cells += len(finished.item.cells)
-        self.failed += finished.failed
-        self.reason = self.reason or finished.reason
+        self.failed += len(finished.failures)
+        self.reason = self.reason or next(iter(finished.failures), None)
         if finished.timings:
             self.seconds["prefill"] += finished.timings.prefill
             self.seconds["ranking"] += sum(finished.timings.ranking.values())
@@ -247,11 +297,7 @@ class Totals:
 
 
 def _report(plan: Plan, totals: Totals, results: Path, as_json: bool, out: Console) -> None:
-    """Say what was done and where the time went.
-
-    Raises:
-        KvbenchError: Some cells failed.
-    """
+    """Say what was done and where the time went."""
     summary = {
         "results": str(results),
         "cells": totals.cells,
@@ -269,6 +315,10 @@ def _report(plan: Plan, totals: Totals, results: Path, as_json: bool, out: Conso
         if totals.seconds:
             spent = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in totals.seconds.items())
             out.print(f"time: {spent}", highlight=False)
+
+
+def _refuse_failures(totals: Totals) -> None:
+    """Make a run with failed cells an error."""
     if totals.failed:
         raise KvbenchError(
             f"{totals.failed} of {totals.cells} cells failed, the first because {totals.reason}; "

@@ -156,7 +156,7 @@ def failed(press: Press) -> dict[str, str]:
         (ReadsFuture(), "reads only what it declares", "must declare Reads.FUTURE"),
         (ReadsValues(), "reads only what it declares", "depends on the values"),
         (ReadsPositions(), "reads only what it declares", "depends on the positions"),
-        (DividesByTheSpread(), "is finite on degenerate inputs", "not finite"),
+        (DividesByTheSpread(), "is finite on degenerate inputs", "scores are NaN"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Press) else "",
 )

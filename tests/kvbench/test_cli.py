@@ -41,7 +41,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_arguments(model: Path, results: Path, *more: str) -> Sequence[str]:
-    return ("run", "--model", str(model), "--task", TASK, "--results", str(results), *more)
+    return ("run", "--model", str(model), "--dtype", "float32", "--task", TASK, "--results", str(results), *more)
 
 
 def cells(results: Path) -> Any:
