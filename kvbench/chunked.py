@@ -39,11 +39,13 @@ class Entries:
         keys: `[1, kv_heads, entries, d]`.
         values: `[1, kv_heads, entries, d]`.
         positions: Original positions, int64 `[1, kv_heads, entries]`.
+        scores: The press's scores of the first entries, `[1, kv_heads, scored]`, where they are static.
     """
 
     keys: Tensor
     values: Tensor
     positions: Tensor
+    scores: Tensor | None = None
 
     def __len__(self) -> int:
         return self.keys.shape[2]
@@ -54,15 +56,21 @@ class Entries:
             torch.cat([self.keys, newer.keys], dim=2),
             torch.cat([self.values, newer.values], dim=2),
             torch.cat([self.positions, newer.positions], dim=2),
+            self.scores,
         )
 
-    def only(self, kept: Tensor) -> Entries:
-        """Return the entries whose indices are `kept`, int64 `[1, kv_heads, k]` ascending."""
+    def since(self, start: int) -> Entries:
+        """Return a view of the entries from the one numbered `start` on, without scores."""
+        return Entries(self.keys[:, :, start:], self.values[:, :, start:], self.positions[:, :, start:])
+
+    def only(self, kept: Tensor, scores: Tensor | None) -> Entries:
+        """Return the entries whose indices are `kept`, int64 `[1, kv_heads, k]` ascending, with their `scores`."""
         index = kept.unsqueeze(-1)
         return Entries(
             self.keys.gather(2, index.expand(*kept.shape, self.keys.shape[-1])),
             self.values.gather(2, index.expand(*kept.shape, self.values.shape[-1])),
             self.positions.gather(2, kept),
+            None if scores is None else scores.gather(2, kept),
         )
 
     def last(self, count: int) -> Entries:
@@ -70,6 +78,10 @@ class Entries:
         return Entries(
             self.keys[:, :, -count:].clone(), self.values[:, :, -count:].clone(), self.positions[:, :, -count:].clone()
         )
+
+
+Ranked = tuple[Tensor | None, Tensor | None]
+"""A press's static scores of some entries, if it has such, and its ranking of them, unless it has failed."""
 
 
 @dataclass
@@ -152,7 +164,7 @@ class _ChunkedRun:
         return Outcome(answers, kept, peaks, self.rankers.failures, self.timings)
 
     def take(
-        self, call: AttentionCall, row: int, cache: VariantCache, position: int, rankings: dict[str, Tensor | None]
+        self, call: AttentionCall, row: int, cache: VariantCache, position: int, ranked: dict[str, Ranked]
     ) -> None:
         """Add the chunk's entries of one row to a variant's layer and cut it to its budget.
 
@@ -161,7 +173,7 @@ class _ChunkedRun:
             row: The variant's row of it.
             cache: The variant.
             position: The position of the chunk's first token.
-            rankings: By press, what has been ranked of these very entries already; added to.
+            ranked: By press, what has been ranked of these very entries already; added to.
         """
         entries = self.new_entries(call, row, position)
         if call.layer in cache.layers:
@@ -171,20 +183,29 @@ class _ChunkedRun:
             cache.layers[call.layer] = entries.last(max(call.window - 1, 1))
         else:
             cache.peak = max(cache.peak, len(entries))
-            cache.layers[call.layer] = self._cut(entries, call, row, cache.variant, rankings)
+            cache.layers[call.layer] = self._cut(entries, call, row, cache.variant, ranked)
 
     def _cut(
-        self, entries: Entries, call: AttentionCall, row: int, variant: Variant, rankings: dict[str, Tensor | None]
+        self, entries: Entries, call: AttentionCall, row: int, variant: Variant, ranked: dict[str, Ranked]
     ) -> Entries:
         label, budget = variant.press, variant.budget
         if label is None or len(entries) <= budget:
             return entries
-        if label not in rankings:
-            rankings[label] = self.rankers.rank(label, self._layer(entries, call, row, label))
-        ranking = rankings[label]
+        if label not in ranked:
+            ranked[label] = self._rank(label, entries, call, row)
+        scores, ranking = ranked[label]
         if ranking is None:  # the press has failed: hold no more than its budget until the others are done
             return entries.last(budget)
-        return entries.only(ranking[..., :budget].sort(dim=-1).values)
+        return entries.only(ranking[..., :budget].sort(dim=-1).values, scores)
+
+    def _rank(self, label: str, entries: Entries, call: AttentionCall, row: int) -> Ranked:
+        """Rank entries; those that have a static score keep it, and only the others are scored."""
+        known = entries.scores
+        scored = 0 if known is None else known.shape[2]
+        scores = self.rankers.score(label, self._layer(entries.since(scored), call, row, label))
+        if known is not None and scores is not None:
+            scores = torch.cat([known, scores], dim=2)
+        return scores, self.rankers.rank(label, self._layer(entries, call, row, label), scores)
 
     def new_entries(self, call: AttentionCall, row: int, position: int) -> Entries:
         """Return what a call adds to one row's layer."""
@@ -226,9 +247,9 @@ class _FirstChunk:
 
     def attend(self, call: AttentionCall) -> Tensor:
         out = call.kernel()
-        rankings: dict[str, Tensor | None] = {}
+        ranked: dict[str, Ranked] = {}
         for cache in self.run.caches:
-            self.run.take(call, 0, cache, 0, rankings)
+            self.run.take(call, 0, cache, 0, ranked)
         return out
 
 

@@ -198,6 +198,10 @@ class Press(BaseModel, ABC):
 class ScorePress(Press):
     """A press whose order is that of a score per token, highest first."""
 
+    static_scores: ClassVar[bool] = False
+    """Whether a token's score depends only on its key, value and original position, and on nothing that comes with
+    other tokens: compressed again, a cache then needs scores for its new tokens alone."""
+
     @abstractmethod
     def score(self, layer: LayerCache) -> Tensor:
         """Score the tokens of one layer: `[batch, kv_heads, n]`, higher is kept longer."""

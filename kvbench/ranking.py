@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kvbench.memory import is_out_of_memory
-from kvbench.press import LayerCache, Press
+from kvbench.press import LayerCache, Press, ScorePress, by_score
 
 
 @dataclass(frozen=True)
@@ -37,26 +37,46 @@ class Rankers:
         self.seconds = dict.fromkeys(presses, 0.0)
         self.failures: dict[str, str] = {}
 
-    def rank(self, label: str, layer: LayerCache) -> Tensor | None:
+    def rank(self, label: str, layer: LayerCache, scores: Tensor | None = None) -> Tensor | None:
         """Return a press's ranking of a layer, protected tokens first; none if the press has failed.
+
+        Args:
+            label: The press.
+            layer: What it ranks.
+            scores: Its static scores of these tokens, where they are known.
 
         Returns:
             int64 `[batch, kv_heads, n]`.
         """
+
+        def rank() -> Tensor:
+            ranking = self.presses[label].sort(layer) if scores is None else by_score(scores)
+            _check(ranking, layer)
+            return protect(ranking, self.protected)
+
+        return self._run(label, layer, rank)
+
+    def score(self, label: str, layer: LayerCache) -> Tensor | None:
+        """Return a press's scores of a layer, float32 `[batch, kv_heads, n]`; none unless they are static."""
+        press = self.presses[label]
+        if isinstance(press, ScorePress) and press.static_scores:
+            return self._run(label, layer, lambda: press.score(layer).float())
+        return None
+
+    def _run(self, label: str, layer: LayerCache, work: Callable[[], Tensor]) -> Tensor | None:
+        """Do a press's work on the press's time; none if it fails now or has failed before."""
         if label in self.failures:
             return None
         started = now(layer.keys.device)
         try:
-            ranking = self.presses[label].sort(layer)
-            _check(ranking, layer)
+            done = work()
         except Exception as error:  # a press may fail with anything
             if is_out_of_memory(error):  # which may be others' doing
                 raise
             self.failures[label] = f"layer {layer.index}: {type(error).__name__}: {error}"
             return None
-        ranking = protect(ranking, self.protected)
         self.seconds[label] += now(layer.keys.device) - started
-        return ranking
+        return done
 
 
 def protect(ranking: Tensor, protected: Protect) -> Tensor:

@@ -20,13 +20,14 @@ class KNorm(ScorePress):
     paper: ClassVar[str] = (
         "A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression, arXiv:2406.11430 (EMNLP 2024)"
     )
-    reads: ClassVar[frozenset[Reads]] = frozenset({Reads.KEYS})
+    reads: ClassVar[frozenset[Reads]] = frozenset({Reads.KEYS, Reads.POSITIONS})
+    static_scores: ClassVar[bool] = True
 
     skip_layers: int = Field(0, ge=0, description="How many of the first layers rank by recency instead.")
 
     def score(self, layer: LayerCache) -> Tensor:
-        """Return the negative norm, or the entry's place in a skipped layer."""
+        """Return the negative norm, or the position in a skipped layer."""
         if layer.index < self.skip_layers:
-            return layer.oldest_first()
+            return layer.positions
         norms: Tensor = torch.linalg.vector_norm(layer.keys.float(), dim=-1)
         return -norms

@@ -26,6 +26,8 @@ class KVP(ScorePress):
     paper: ClassVar[str] = "Learning to Evict from Key-Value Cache, arXiv:2602.10238 (ICML 2026)"
     reads: ClassVar[frozenset[Reads]] = frozenset({Reads.KEYS, Reads.VALUES, Reads.POSITIONS})
 
+    static_scores: ClassVar[bool] = True
+
     checkpoint: str | None = Field(None, description="The safetensors file with the model's trained agents.")
     _agents: Agents | None = PrivateAttr(default=None)
     _digest: str | None = PrivateAttr(default=None)

@@ -17,6 +17,7 @@ class Random(ScorePress):
 
     paper: ClassVar[str] = "None: a baseline"
     reads: ClassVar[frozenset[Reads]] = frozenset({Reads.POSITIONS})
+    static_scores: ClassVar[bool] = True
 
     seed: int = Field(0, ge=0, description="Which draw, beside what the run's own seed decides.")
 

@@ -1,6 +1,7 @@
 """The chunked schedule: equal to compressing once where it must be, and bounded where it must be."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvbench.after_prefill import run_prompt
+from kvbench.agents import Agents, AgentShape, AgentsInfo, save_agents
 from kvbench.chunked import run_prompt_in_chunks
 from kvbench.models import Model
-from kvbench.press import LayerCache, Press
+from kvbench.press import LayerCache, Press, Reads, ScorePress
 from kvbench.prompts import Prompt
 from kvbench.ranking import Protect, protect
 from kvbench.registry import make_press
@@ -207,3 +209,47 @@ def test_original_positions_reach_the_press() -> None:
     assert positions[1].tolist() == [0, 1, 16, 17, 18, 19, *range(20, 40)]
     assert positions[2].tolist() == [0, 1, 36, 37, 38, 39, *range(40, 60)]
     assert torch.equal(positions[0], torch.arange(20))
+
+
+class CountedNorms(ScorePress):
+    """Keys of low norm; remembers how many tokens it was asked to score."""
+
+    paper: ClassVar[str] = ""
+    reads: ClassVar[frozenset[Reads]] = frozenset({Reads.KEYS})
+    static_scores: ClassVar[bool] = True
+    scored: ClassVar[list[int]] = []
+
+    def score(self, layer: LayerCache) -> Tensor:
+        self.scored.append(layer.n)
+        return -layer.keys.norm(dim=-1)
+
+
+def test_static_scores_are_computed_once_per_token() -> None:
+    CountedNorms.scored.clear()
+    model = tiny_model("llama")
+    variant = Variant("norms", 20)
+    outcome = run(model, {"norms": CountedNorms()}, [variant], chunk=25)
+    assert outcome.failures == {}
+    assert CountedNorms.scored == [n for n in (25, 25, 10) for _ in range(model.facts.layers)]
+
+
+@pytest.mark.parametrize("spec", ["random", "k_norm", "k_norm:skip_layers=2", "kvp"])
+def test_known_scores_give_the_answers_of_scores_computed_anew(
+    spec: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model = tiny_model("llama")
+    press = make_press(spec) if spec != "kvp" else untrained_kvp(model, tmp_path)
+    variants = grid([spec], (9, 20, 30))
+    known = run(model, {spec: press}, variants, chunk=11, protected=Protect(2, 3))
+    monkeypatch.setattr(type(press), "static_scores", False)
+    anew = run(model, {spec: press}, variants, chunk=11, protected=Protect(2, 3))
+    assert known.failures == anew.failures == {}
+    assert known.answers == anew.answers
+
+
+def untrained_kvp(model: Model, folder: Path) -> Press:
+    facts = model.facts
+    shape = AgentShape(head_dim=facts.head_dim, hidden=16, position_features=4, positions=N)
+    info = AgentsInfo(model=facts.name, layers=facts.layers, kv_heads=facts.kv_heads, shape=shape)
+    save_agents(Agents.untrained(info, seed=0), folder / "agents.safetensors")
+    return make_press(f"kvp:checkpoint={folder / 'agents.safetensors'}").for_model(facts)
