@@ -25,7 +25,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
 )
-data_app = typer.Typer(help="Look at a task's samples.", no_args_is_help=True)
+data_app = typer.Typer(help="Look at a task's samples; fetch what they are made of.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 out = Console()
 err = Console(stderr=True)
@@ -36,6 +36,14 @@ ModelOption = Annotated[
 DataOption = Annotated[
     list[str] | None,
     typer.Option("--data", metavar="NAME=PATH", help="A local copy of a task's data: essays=PATH. Repeatable."),
+]
+RevisionOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--revision",
+        metavar="NAME=REVISION",
+        help="Commit, branch or tag of a dataset on the hub: boolq=main. Repeatable.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ResultsArgument = Annotated[Path, typer.Argument(help="A results folder.")]
@@ -88,6 +96,7 @@ def run(
     ],
     model: ModelOption = "smollm2-135m",
     data: DataOption = None,
+    revision: RevisionOption = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Samples per subtask; all by default.")] = None,
     results: Annotated[Path, typer.Option("--results", "-o", help="Results folder; a run resumes it.")] = Path(
         "results"
@@ -114,6 +123,7 @@ def run(
         presses=press,
         tasks=task,
         data=data or [],
+        revisions=revision or [],
         budgets=budgets,
         model=model,
         limit=limit,
@@ -271,6 +281,7 @@ def data_show(
     task: Annotated[str, typer.Argument(help="A task, with a subset if wanted: ruler-4k:vt.")],
     model: ModelOption = "smollm2-135m",
     data: DataOption = None,
+    revision: RevisionOption = None,
     limit: Annotated[int, typer.Option(min=1, help="Samples per subtask.")] = 1,
     question: Annotated[
         str | None, typer.Option(help="inside: compressed with the context; after: fed after compression.")
@@ -282,5 +293,26 @@ def data_show(
     """Print samples exactly as the model gets them, with their targets and token counts."""
     from kvbench.commands.data import ShowRequest, show_command
 
-    request = ShowRequest(task=task, model=model, data=data or [], limit=limit, question=question, seed=seed)
+    request = ShowRequest(
+        task=task,
+        model=model,
+        data=data or [],
+        revisions=revision or [],
+        limit=limit,
+        question=question,
+        seed=seed,
+    )
     show_command(request, full, as_json, out, err)
+
+
+@data_app.command("fetch")
+def data_fetch(
+    task: Annotated[list[str], typer.Argument(help="Tasks, with subsets if wanted: boolq longbench:qasper+trec.")],
+    data: DataOption = None,
+    revision: RevisionOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fetch all that tasks need from the hub into its cache, for a machine without network."""
+    from kvbench.commands.data import fetch_command
+
+    fetch_command(task, data or [], revision or [], as_json, out, err)

@@ -79,6 +79,10 @@ class Files(ABC):
             UsageError: They cannot be downloaded.
         """
 
+    def to_download(self) -> Sequence[int]:
+        """Return the sizes of the files that are not on this machine yet, in bytes; 0 where the hub does not say."""
+        return ()
+
     @abstractmethod
     def open(self, partly: bool) -> Iterator[tuple[str, IO[bytes]]]:
         """Open one after the other; yield its name and its bytes.
@@ -136,6 +140,11 @@ class HubFiles(Files):
             for name in self.names
         )
         return [Path(path) if isinstance(path, str) else None for path in found]
+
+    def to_download(self) -> Sequence[int]:
+        """Return the sizes of the files that are not in the hub's cache."""
+        sizes = self.sizes or (None,) * len(self.names)
+        return [size or 0 for size, path in zip(sizes, self.cached(), strict=True) if path is None]
 
     def paths(self) -> Sequence[Path]:
         """Return the files, downloaded into the hub's cache where they are not there yet."""

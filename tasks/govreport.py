@@ -15,7 +15,7 @@ from kvbench.task import Answer, Question, QuestionPlacement, Sample, Task
 from .longbench import KINDS, REPOSITORY
 from .longbench.metrics import rouge_l
 from .longbench.prompts import limit_for, parsed_limit, prompt_of, shortened
-from .longbench.rows import ReportRow, Row
+from .longbench.schema import ReportRow, Row
 from .longbench.subsets import SUBSETS
 
 if TYPE_CHECKING:

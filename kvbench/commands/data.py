@@ -14,7 +14,7 @@ from rich.text import Text
 
 from kvbench.errors import unknown
 from kvbench.registry import make_tasks
-from kvbench.sources import parse_sources
+from kvbench.sources import need, parse_sources
 from kvbench.task import QuestionPlacement, Task
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kvbench.prompts import Prompt
     from kvbench.task import Sample
 
+_PLAIN: dict[str, Any] = {"highlight": False, "soft_wrap": True, "markup": False}
 _SHOWN = 400
 """Characters shown of either end of a long context."""
 
@@ -34,21 +35,58 @@ class ShowRequest:
     task: str
     model: str
     data: Sequence[str]
+    revisions: Sequence[str]
     limit: int
     question: str | None
     seed: int
 
 
-def tasks_with_data(specs: Sequence[str], data: Sequence[str], err: Console) -> list[Task]:
-    """Make tasks from their names and the data given, and print what they have to remark on it.
+def tasks_with_data(
+    specs: Sequence[str], data: Sequence[str], err: Console, revisions: Sequence[str] = ()
+) -> list[Task]:
+    """Make tasks from their names, the data given and the hub's revisions, and print what they have to remark on it.
 
     Raises:
         UsageError: No such task or data, or a subtask asked for by name cannot be had without data.
     """
-    tasks = make_tasks(specs, parse_sources(data))
+    tasks = make_tasks(specs, parse_sources(data, revisions))
+    _print_remarks(tasks, err)
+    return tasks
+
+
+def _print_remarks(tasks: Sequence[Task], err: Console) -> None:
     for remark in dict.fromkeys(remark for task in tasks for remark in task.remarks()):
         err.print(f"note: {escape(remark)}", highlight=False, soft_wrap=True)
-    return tasks
+
+
+def fetch_command(
+    specs: Sequence[str], data: Sequence[str], revisions: Sequence[str], as_json: bool, out: Console, err: Console
+) -> None:
+    """Get all that tasks need of the hub into its cache, and say where it is.
+
+    Raises:
+        UsageError: A name is wrong, or the hub has not got the data, or does not answer.
+    """
+    sources = parse_sources(data, revisions)
+    tasks = make_tasks(specs, sources)
+    fetched = []
+    for dataset in dict.fromkeys(dataset for task in tasks for dataset in task.needed()):
+        files = need(dataset, sources.get(dataset.name))
+        if todo := files.to_download():
+            size = f", {sum(todo) / 1e6:.1f} MB" if any(todo) else ""
+            err.print(f"fetching {dataset.title} from {files.origin}: {len(todo)} files{size}", **_PLAIN)
+        fetched.append((dataset, files, [str(path) for path in files.paths()]))
+    if as_json:
+        found = [{"name": d.name, "title": d.title, "origin": f.origin, "files": paths} for d, f, paths in fetched]
+        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        for dataset, files, paths in fetched:
+            out.print(f"{dataset.title} ({dataset.name}), {files.origin}:", **_PLAIN)
+            for path in paths:
+                out.print(f"  {path}", **_PLAIN)
+        if not fetched:
+            out.print(f"{', '.join(specs)}: the hub has no data of it", **_PLAIN)
+    _print_remarks(tasks, err)
 
 
 def show_command(request: ShowRequest, full: bool, as_json: bool, out: Console, err: Console) -> None:
@@ -60,13 +98,15 @@ def show_command(request: ShowRequest, full: bool, as_json: bool, out: Console, 
     placements = get_args(QuestionPlacement)
     if request.question is not None and request.question not in placements:
         raise unknown("question placement", request.question, placements)
-    [task] = tasks_with_data([request.task], request.data, err)
+    [task] = tasks_with_data([request.task], request.data, err, request.revisions)
 
     from kvbench.models import find, quieten_transformers
     from kvbench.prompts import prompts_of
 
     quieten_transformers()
-    tokenizer = find(request.model, weights=False).tokenizer
+    source = find(request.model, weights=False)
+    tokenizer = source.tokenizer
+    task = task.for_model(source.facts)
     placement: QuestionPlacement = task.question
     if request.question is not None:
         placement = "inside" if request.question == "inside" else "after"

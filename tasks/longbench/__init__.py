@@ -15,7 +15,7 @@ from kvbench.sources import Dataset, Files, Sources, find, lacks, rows
 from kvbench.task import Answer, Question, Sample, Task
 
 from .prompts import limit_for, parsed_limit, prompt_of, shortened
-from .rows import AnyRow, FormattedRow, Row
+from .schema import AnyRow, FormattedRow, Row
 from .subsets import SUBSETS
 
 if TYPE_CHECKING:

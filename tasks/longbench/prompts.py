@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvbench.errors import UsageError
 
-from .rows import Row
+from .schema import Row
 from .subsets import Subset
 
 if TYPE_CHECKING:
