@@ -24,6 +24,7 @@ from kvpress import (
     TOVAPress,
 )
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 PRESSES = {
     "random": RandomPress,
@@ -39,6 +40,7 @@ PRESSES = {
 def main() -> None:
     """Serve cells until the input ends."""
     folder, dtype = sys.argv[1:]
+    logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="sdpa").eval()
     pipeline = KVPressTextGenerationPipeline(model=model, tokenizer=AutoTokenizer.from_pretrained(folder))
     versions = {name: version(name) for name in ("kvpress", "transformers", "torch")}
