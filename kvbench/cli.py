@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from kvbench import __version__
+from kvbench import __version__, seeds
 from kvbench.errors import KvbenchError, unknown
 
 app = typer.Typer(
@@ -37,6 +37,9 @@ DataOption = Annotated[
     list[str] | None,
     typer.Option("--data", metavar="NAME=PATH", help="A local copy of a task's data: essays=PATH. Repeatable."),
 ]
+DtypeOption = Annotated[str | None, typer.Option(help="bfloat16 where the processor has it, else float32.")]
+DeviceOption = Annotated[str | None, typer.Option(help="The accelerator if there is one, else cpu.")]
+AttentionOption = Annotated[str, typer.Option(help="The prefill's kernel: sdpa, eager, flash_attention_2, …")]
 RevisionOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -109,10 +112,15 @@ def run(
     ] = None,
     chunk: Annotated[int, typer.Option(min=1, help="Tokens per chunk of the chunked schedule.")] = 2048,
     protect: Annotated[str, typer.Option(help="First and last tokens that no press may evict first.")] = "4,16",
-    seed: Annotated[int, typer.Option(min=0, help="Of generated data and seeded presses.")] = 42,
-    dtype: Annotated[str | None, typer.Option(help="bfloat16 where the processor has it, else float32.")] = None,
-    device: Annotated[str | None, typer.Option(help="The accelerator if there is one, else cpu.")] = None,
-    attention: Annotated[str, typer.Option(help="The prefill's kernel: sdpa, eager, flash_attention_2, …")] = "sdpa",
+    seed: Annotated[int, typer.Option(min=0, help="Of generated data and seeded presses.")] = seeds.BENCHMARK,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    attention: AttentionOption = "sdpa",
+    engine: Annotated[str, typer.Option(help="local: this process; ray or ray://HOST:PORT: a Ray cluster.")] = "local",
+    gpus_per_worker: Annotated[
+        float | None, typer.Option(min=0, help="Of each Ray worker; 1, and 0 where --device is cpu, by default.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Ray workers; as many as there is room for.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -136,6 +144,9 @@ def run(
         dtype=dtype,
         device=device,
         attention=attention,
+        engine=engine,
+        gpus_per_worker=gpus_per_worker,
+        workers=workers,
     )
     run_command(request, dry_run, as_json, out, err)
 
@@ -269,6 +280,80 @@ def new(
 
 
 @app.command()
+def train(
+    traces: Annotated[list[Path], typer.Option("--traces", help="A folder of `kvbench traces`. Repeatable.")],
+    to: Annotated[Path, typer.Option("--out", "-o", help="The safetensors file of the agents; resumed if stopped.")],
+    objective: Annotated[
+        str, typer.Option(help="exact, rloo, pointwise, ranknet, listnet, softsort or weighted-softsort.")
+    ] = "exact",
+    agent: Annotated[str, typer.Option(help="paper: 256 wide, 6,000 positions; small: what kvbench embeds.")] = "small",
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps; the agent's default.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Highest learning rate; the agent's default.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences per step; the agent's default.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=4, help="Tokens of each; the agent's default.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="End after so many, its schedule with it.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the weights, the draws and the split.")] = 0,
+    device: Annotated[str | None, typer.Option(help="The accelerator if there is one, else cpu.")] = None,
+    half: Annotated[bool, typer.Option("--half", help="Store the weights in float16.")] = False,
+) -> None:
+    """Train KVP's agents on traces; under torchrun, in several processes together."""
+    from kvbench.commands.train import TrainRequest, train_command
+
+    request = TrainRequest(
+        traces=traces,
+        to=to,
+        objective=objective,
+        agent=agent,
+        steps=steps,
+        lr=lr,
+        batch=batch,
+        tokens=tokens,
+        minutes=minutes,
+        seed=seed,
+        device=device,
+        half=half,
+    )
+    train_command(request, out, err)
+
+
+@app.command()
+def traces(
+    task: Annotated[
+        list[str], typer.Option("--task", "-t", help="Tasks, comma-separated: ruler-1k,ruler-4k:vt,oasst2:train.")
+    ],
+    to: Annotated[Path, typer.Option("--out", "-o", help="Folder of the traces; a run resumes it.")],
+    samples: Annotated[int, typer.Option("--samples", "-n", min=1, help="Per task, spread over its subtasks.")],
+    model: ModelOption = "smollm2-135m",
+    data: DataOption = None,
+    cuts: Annotated[int, typer.Option(min=1, help="Cuts per sequence: its end, and others drawn before it.")] = 3,
+    rollout: Annotated[int, typer.Option(min=1, help="Most tokens of a future that is generated.")] = 300,
+    seed: Annotated[int, typer.Option(min=0, help="Of generated data and cuts; not the benchmark's.")] = seeds.TRACES,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    attention: AttentionOption = "sdpa",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what it would take, and do nothing.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Store what a model caches, and the future attention its tokens get, for KVP to learn from."""
+    from kvbench.commands.traces import TracesRequest, traces_command
+
+    request = TracesRequest(
+        tasks=task,
+        to=to,
+        samples=samples,
+        model=model,
+        data=data or [],
+        cuts=cuts,
+        rollout=rollout,
+        seed=seed,
+        dtype=dtype,
+        device=device,
+        attention=attention,
+    )
+    traces_command(request, dry_run, as_json, out, err)
+
+
+@app.command()
 def doctor(as_json: JsonOption = False) -> None:
     """Look at this machine: versions, processor, memory, model, caches."""
     from kvbench.commands.doctor import doctor_command
@@ -286,7 +371,7 @@ def data_show(
     question: Annotated[
         str | None, typer.Option(help="inside: compressed with the context; after: fed after compression.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of generated data.")] = 42,
+    seed: Annotated[int, typer.Option(min=0, help="Of generated data.")] = seeds.BENCHMARK,
     full: Annotated[bool, typer.Option("--full", help="Print long contexts whole.")] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -12,11 +12,14 @@ benchmark itself compresses. No query is stored: u is all that learning needs of
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
+from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -24,7 +27,8 @@ from torch import Tensor
 
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.models import ModelFacts
-from kvbench.store import write_atomically
+from kvbench.record_table import reason
+from kvbench.store import LOCK, write_atomically
 
 MANIFEST = "traces.json"
 _SEQUENCES = "sequences"
@@ -69,6 +73,8 @@ class TraceManifest(BaseModel):
     """How many attention layers the model has."""
     layers: tuple[int, ...] = Field(min_length=1)
     """The numbers of the layers that are stored: those with full attention."""
+    scaling: tuple[float, ...]
+    """What each of these layers multiplies query·key by before the softmax."""
     kv_heads: int = Field(ge=1)
     head_dim: int = Field(ge=1)
     dtype: str
@@ -79,7 +85,7 @@ class TraceManifest(BaseModel):
     seed: int
     """Of the generated data and of the cuts."""
     cuts: int = Field(ge=1)
-    """Cuts per sequence, at most."""
+    """Cuts per sequence; fewer where it is too short for so many."""
     rollout: int = Field(ge=1)
     """Tokens that a rollout generates at most."""
     data: dict[str, str] = Field(default_factory=dict)
@@ -205,17 +211,37 @@ def read_manifest(path: Path) -> TraceManifest:
         raise UsageError(f"{file} is not a manifest of traces: {where}: {first['msg'].lower()}") from None
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Make a folder of traces if it is not there, and hold it for writing; a lock dies with its process.
+
+    Raises:
+        UsageError: The folder cannot be written, or somebody else is writing to it.
+    """
+    lock = FileLock(path / LOCK)
+    try:
+        (path / _SEQUENCES).mkdir(parents=True, exist_ok=True)
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise UsageError(f"the traces in '{path}' are being written to by another process") from None
+    except OSError as error:
+        raise UsageError(f"traces cannot be written to '{path}': {reason(error)}") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def write_manifest(path: Path, manifest: TraceManifest) -> None:
-    """Write the manifest of a folder, which is made if it is not there.
+    """Write the manifest of a folder that is held for writing.
 
     Raises:
         UsageError: The folder cannot be written.
     """
     try:
-        (path / _SEQUENCES).mkdir(parents=True, exist_ok=True)
         write_atomically(path / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
     except OSError as error:
-        raise UsageError(f"traces cannot be written to '{path}': {error.strerror or error}") from error
+        raise UsageError(f"traces cannot be written to '{path}': {reason(error)}") from error
 
 
 def write_sequence(path: Path, number: int, trace: Trace) -> None:
@@ -238,7 +264,6 @@ def write_sequence(path: Path, number: int, trace: Trace) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def sequence_bytes(manifest: TraceManifest, entry: TraceEntry) -> int:
-    """Return how many bytes a sequence's tensors take on disk."""
-    heads = len(manifest.layers) * manifest.kv_heads
-    return heads * (2 * 2 * entry.tokens * manifest.head_dim + 4 * sum(entry.cuts))
+def sequence_bytes(layers: int, model: ModelFacts, entry: TraceEntry) -> int:
+    """Return how many bytes the tensors of a sequence take on disk, with `layers` layers stored."""
+    return layers * model.kv_heads * (2 * 2 * entry.tokens * model.head_dim + 4 * sum(entry.cuts))

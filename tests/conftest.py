@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from kvbench.models import Model, ModelSource, find
+from tiny_models import CONFIGS, tiny_network, tiny_tokenizer
 
 hypothesis.settings.register_profile("kvbench", deadline=None)  # these machines are noisy
 hypothesis.settings.load_profile("kvbench")
@@ -46,3 +47,13 @@ def smollm2_tokenizer(smollm2_source: ModelSource) -> PreTrainedTokenizerBase:
 def smollm2(smollm2_source: ModelSource) -> Model:
     """SmolLM2-135M-Instruct in float32 on the CPU."""
     return smollm2_source.load("float32", "cpu", "sdpa")
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama that reads bytes, in a folder."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
+    config = type(CONFIGS["llama"])(**CONFIGS["llama"].to_dict() | {"max_position_embeddings": 4096})
+    tiny_network(config, torch.float32).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder

@@ -37,8 +37,8 @@ def print_plan(plan: Plan, source: ModelSource, settings: Settings, as_json: boo
         highlight=False,
     )
     out.print(
-        f"disk: about {spell_bytes(facts['disk_bytes'])} of records; memory: {spell_bytes(facts['weight_bytes'])} of weights "
-        f"and up to {spell_bytes(facts['cache_bytes'])} of caches",
+        f"disk: about {spell_bytes(facts['disk_bytes'])} of records; memory: {spell_bytes(facts['weight_bytes'])} of "
+        f"weights and up to {spell_bytes(facts['cache_bytes'])} of caches",
         highlight=False,
     )
 

@@ -27,6 +27,7 @@ from kvbench.task import QuestionPlacement
 
 if TYPE_CHECKING:
     from kvbench.models import ModelFacts, ModelSource
+    from kvbench.ray_engine import RayEngine
     from kvbench.store import ResultsWriter
     from kvbench.sweep import Finished, Plan, Settings
 
@@ -54,6 +55,9 @@ class Request:
     dtype: str | None
     device: str | None
     attention: str
+    engine: str
+    gpus_per_worker: float | None
+    workers: int | None
 
 
 def run_command(request: Request, dry_run: bool, as_json: bool, out: Console, err: Console) -> None:
@@ -73,12 +77,14 @@ def run_command(request: Request, dry_run: bool, as_json: bool, out: Console, er
     # What follows needs torch and transformers; a mistyped name has been answered before they are imported.
     from kvbench.models import choose_device, choose_dtype, find, quieten_transformers
     from kvbench.ranking import Protect
+    from kvbench.ray_engine import parse_engine
     from kvbench.store import ResultsFolder
     from kvbench.sweep import Settings, make_plan
 
     quieten_transformers()
     device = choose_device(request.device)
     dtype = choose_dtype(request.dtype, device)
+    engine = parse_engine(request.engine, request.gpus_per_worker, request.workers, device)
     settings = Settings(
         budgets=budgets,
         limit=request.limit,
@@ -105,21 +111,38 @@ def run_command(request: Request, dry_run: bool, as_json: bool, out: Console, er
     totals = Totals()
     with folder.writer() as writer:  # before planning: another run must not add what the plan finds missing
         plan, source = planned()
-        interrupted = _run(plan, source, settings, writer, totals, err) if plan.items else False
+        interrupted = False
+        if plan.items:
+            where = OnRay(engine, request.model) if engine else None
+            interrupted = _run(plan, source, settings, where, writer, totals, err)
     _report(plan, totals, request.results, as_json, out)
     if interrupted:
         raise KeyboardInterrupt
     _refuse_failures(totals)
 
 
+@dataclass(frozen=True)
+class OnRay:
+    """The Ray engine, and the model as it was typed: each worker finds it by itself."""
+
+    engine: RayEngine
+    model: str
+
+
 def _run(
-    plan: Plan, source: ModelSource, settings: Settings, writer: ResultsWriter, totals: Totals, err: Console
+    plan: Plan,
+    source: ModelSource,
+    settings: Settings,
+    where: OnRay | None,
+    writer: ResultsWriter,
+    totals: Totals,
+    err: Console,
 ) -> bool:
-    """Run a plan and count what comes of it; return whether it was interrupted."""
+    """Run a plan, here or on Ray, and count what comes of it; return whether it was interrupted."""
+    from kvbench.ray_engine import ModelToLoad, run_plan_on_ray
     from kvbench.sweep import run_plan
 
     with progress("cells", plan.cells, err) as advance, _interruptible(err) as stopped:
-        model = source.load(settings.dtype, settings.device, settings.attention)
 
         def tell(finished: Finished) -> None:
             totals.add(finished)
@@ -129,7 +152,14 @@ def _run(
         def warn(sentence: str) -> None:
             err.print(f"[yellow]{escape(sentence)}[/]", highlight=False, soft_wrap=True)
 
-        run_plan(plan, model, writer, tell, warn, stopped)
+        how = (settings.dtype, settings.device, settings.attention)
+        if where:
+            path = Path(where.model).expanduser()
+            name = str(path.resolve()) if path.exists() else where.model
+            model = ModelToLoad(name, source.weights, *how)
+            run_plan_on_ray(plan, model, where.engine, writer, tell, warn, stopped)
+        else:
+            run_plan(plan, source.load(*how), writer, tell, warn, stopped)
         return stopped()
 
 

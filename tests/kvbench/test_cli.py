@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from command_line import Done, kvbench
 from kvbench.store import load
-from tiny_models import CONFIGS, tiny_network, tiny_tokenizer
+from tiny_models import CONFIGS, tiny_network
 
 TASK = "ruler-2k:fwe"
 PRESSES = "k_norm,snapkv:window=16,kernel=3,streaming_llm"
@@ -28,16 +27,6 @@ def error_of(done: Done) -> str:
     [*_, last] = done.stderr.strip().splitlines()
     assert last.startswith("error: ")
     return last
-
-
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama that reads bytes, in a folder."""
-    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
-    config = type(CONFIGS["llama"])(**CONFIGS["llama"].to_dict() | {"max_position_embeddings": 4096})
-    tiny_network(config, torch.float32).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
 
 
 def run_arguments(model: Path, results: Path, *more: str) -> Sequence[str]:

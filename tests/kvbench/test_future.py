@@ -4,39 +4,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from attention_weights import attention_weights, received_after
 from kvbench import future
 from kvbench.attention import AttentionCall
 from kvbench.full_cache import FullCache
 from kvbench.future import attention_after_cuts, future_attention
 from kvbench.models import Model
 from kvbench.task import Question
-from tiny_models import CONFIGS, tiny_model, tiny_network
+from tiny_models import tiny_model
 from tiny_runs import FED, N, question, random_prompt
 
 CUTS = (1, 7, 30, N)
-
-
-def attention_weights(family: str, sequence: Tensor) -> dict[int, Tensor]:
-    """Every full-attention layer's weights by transformers' own eager attention, `[kv_heads, g, length, length]`."""
-    network = tiny_network(CONFIGS[family])
-    network.set_attn_implementation("eager")
-    attentions = network(sequence.unsqueeze(0), output_attentions=True).attentions
-    kinds = getattr(network.config, "layer_types", None) or ["full_attention"] * len(attentions)
-    return {
-        layer: weights[0].unflatten(0, (network.config.num_key_value_heads, -1))
-        for layer, (weights, kind) in enumerate(zip(attentions, kinds, strict=True))
-        if kind == "full_attention"
-    }
-
-
-def brute_force(weights: Tensor, cut: int) -> Tensor:
-    """u by its definition: rows from the cut on, the most of the group per query and key, summed: `[kv_heads, cut]`."""
-    received = torch.zeros(len(weights), cut, dtype=torch.float64)
-    for head in range(len(weights)):
-        for query in range(cut, weights.shape[-1]):
-            for key in range(cut):
-                received[head, key] += max(weights[head, :, query, key].tolist())
-    return received
 
 
 class Cutter:
@@ -72,7 +50,7 @@ def test_u_of_every_cut_is_what_the_eager_attention_weights_say(family: str) -> 
     assert received.keys() == weights.keys()  # of gemma3 only the layer without a sliding window
     for layer in weights:
         for cut, u in zip(CUTS, received[layer], strict=True):
-            torch.testing.assert_close(u[0].double(), brute_force(weights[layer], cut), atol=1e-6, rtol=1e-5)
+            torch.testing.assert_close(u[0].double(), received_after(weights[layer], cut), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("logits", [1, 500, 5_000])

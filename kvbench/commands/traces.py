@@ -1,0 +1,155 @@
+"""`kvbench traces`: from names to a folder of traces."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from kvbench import seeds
+from kvbench.commands.data import tasks_with_data
+from kvbench.commands.plan import spell_bytes
+from kvbench.commands.progress import progress
+from kvbench.commands.run import parse_entries
+from kvbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvbench.models import ModelFacts
+    from kvbench.tracing import Draw, Drawn
+
+
+@dataclass(frozen=True)
+class TracesRequest:
+    """`kvbench traces` as it was typed."""
+
+    tasks: Sequence[str]
+    to: Path
+    samples: int
+    model: str
+    data: Sequence[str]
+    cuts: int
+    rollout: int
+    seed: int
+    dtype: str | None
+    device: str | None
+    attention: str
+
+
+def traces_command(request: TracesRequest, dry_run: bool, as_json: bool, out: Console, err: Console) -> None:
+    """Take the traces that are missing, unless it is a dry run.
+
+    Raises:
+        UsageError: A name or value is wrong, the folder cannot be used, or the disk is too small.
+        KvbenchError: A sequence cannot be taken.
+    """
+    tasks = tasks_with_data(parse_entries(request.tasks, "tasks"), request.data, err)
+
+    from kvbench.models import choose_device, choose_dtype, find, quieten_transformers
+    from kvbench.tracing import TraceFolder, TraceSettings, draw_sequences
+
+    quieten_transformers()
+    device = choose_device(request.device)
+    settings = TraceSettings(
+        samples=request.samples,
+        cuts=request.cuts,
+        rollout=request.rollout,
+        seed=request.seed,
+        dtype=choose_dtype(request.dtype, device),
+        device=device,
+        attention=request.attention,
+    )
+    source = find(request.model, weights=not dry_run)
+    folder = TraceFolder(request.to, source, settings)
+    draw = draw_sequences(source, tasks, settings)
+    missing = folder.missing(draw)
+    facts = _estimate(draw, missing, source.facts, request.to)
+    _remark(draw, request.seed, err)
+    if as_json and dry_run:
+        typer.echo(json.dumps(facts, indent=2))
+    elif not as_json:
+        _print_estimate(missing, facts, out)
+    if dry_run:
+        return
+    if facts["bytes"] > facts["free_bytes"]:
+        raise UsageError(
+            f"the traces take about {spell_bytes(facts['bytes'])} and '{request.to}' has "
+            f"{spell_bytes(facts['free_bytes'])} left: ask for fewer samples, or another folder"
+        )
+    started = time.monotonic()
+    if missing:
+        with progress("tokens", sum(drawn.entry.tokens for drawn in missing), err) as advance:
+            model = source.load(settings.dtype, device, request.attention)
+            manifest = folder.take(model, draw, lambda drawn: advance(drawn.entry.sample, drawn.entry.tokens))
+        if left_out := manifest.model_layers - len(manifest.layers):
+            err.print(f"note: {left_out} of {manifest.model_layers} layers have a sliding window and are not stored")
+    done = {
+        "traces": str(request.to),
+        "taken": len(missing),
+        "already_there": len(draw.sequences) - len(missing),
+        "bytes": folder.bytes,
+        "seconds": round(time.monotonic() - started, 2),
+    }
+    if as_json:
+        typer.echo(json.dumps(done, indent=2))
+        return
+    out.print(
+        f"{done['taken']} sequences taken in {done['seconds']:.0f} s, {done['already_there']} were there already; "
+        f"{spell_bytes(folder.bytes)} in {escape(str(request.to))}",
+        highlight=False,
+    )
+
+
+def _remark(draw: Draw, seed: int, err: Console) -> None:
+    remarks = list(draw.remarks)
+    if seed == seeds.BENCHMARK:
+        remarks.append(
+            f"seed {seed} is the benchmark's own: generated samples are those that it asks, "
+            "so nothing may be trained on them that is then measured on it"
+        )
+    for remark in remarks:
+        err.print(f"note: {escape(remark)}", highlight=False, soft_wrap=True)
+
+
+def _estimate(draw: Draw, missing: Sequence[Drawn], model: ModelFacts, to: Path) -> dict[str, Any]:
+    """Work out what is to be stored, as plain data; of layers with sliding windows nothing will be."""
+    from kvbench.traces import sequence_bytes
+
+    there = next(folder for folder in (to, *to.absolute().parents) if folder.exists())
+    return {
+        "sequences": len(missing),
+        "already_there": len(draw.sequences) - len(missing),
+        "tokens": sum(drawn.entry.tokens for drawn in missing),
+        "bytes": sum(sequence_bytes(model.layers, model, drawn.entry) for drawn in missing),
+        "free_bytes": shutil.disk_usage(there).free,
+    }
+
+
+def _print_estimate(missing: Sequence[Drawn], facts: dict[str, Any], out: Console) -> None:
+    sequences: Counter[str] = Counter()
+    tokens: Counter[str] = Counter()
+    for drawn in missing:
+        sequences[drawn.entry.task] += 1
+        tokens[drawn.entry.task] += drawn.entry.tokens
+    if missing:
+        table = Table(title="sequences to take", title_justify="left", title_style="bold", box=None, pad_edge=False)
+        table.add_column("task")
+        table.add_column("sequences", justify="right")
+        table.add_column("tokens", justify="right")
+        for task in sequences:
+            table.add_row(escape(task), str(sequences[task]), f"{tokens[task]:,}")
+        out.print(table)
+    out.print(
+        f"{facts['sequences']} sequences to take, {facts['already_there']} are there already; about "
+        f"{spell_bytes(facts['bytes'])} to store, {spell_bytes(facts['free_bytes'])} are free",
+        highlight=False,
+    )
