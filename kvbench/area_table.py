@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
-from kvbench.captions import conditions_of
+from kvbench.captions import conditions_of, metric_of
 from kvbench.errors import unknown
-from kvbench.measure import ENOUGH
+from kvbench.measure import ENOUGH, Measure
 from kvbench.statistics import Curve, Difference, Summary
 from kvbench.table import MARKS, NOT_KNOWN, NOT_RUN, Table, areas
 from kvbench.table_layout import Column, Layout, to_latex, to_markdown, to_terminal
@@ -53,6 +53,7 @@ def area_layout(tables: Sequence[Table]) -> Layout:
             f"± half the 95 % interval; {MARKS}",
             *([f"not compared, a bound: {', '.join(bounds)}"] if bounds else []),
             f"{enough}: tokens per KV head at which the score reaches {ENOUGH:.0%} of the full cache's",
+            *_directions(heads, tables),
             *_sources(heads, tables),
         ],
     )
@@ -99,11 +100,12 @@ _STYLES: dict[str, Callable[[Sequence[Table]], str]] = {
 
 
 def _presses(tables: Sequence[Table]) -> list[str]:
-    """Return all presses: those with an area in the most columns first, then by the mean of their areas."""
+    """Return all presses: those with an area in the most columns first, then by the sum of their areas' merits."""
     found: dict[str, list[float]] = {}
     for table in tables:
+        measure = Measure.of(table.protocol)
         for curve in table.summary.curves:
-            found.setdefault(curve.press, []).extend([] if curve.auc is None else [curve.auc])
+            found.setdefault(curve.press, []).extend([] if curve.auc is None else [measure.merit(curve.auc)])
     return sorted(found, key=lambda press: (-len(found[press]), -float(np.sum(found[press])), press))
 
 
@@ -125,11 +127,19 @@ def _heads(tables: Sequence[Table]) -> list[str]:
     ]
 
 
+def _directions(heads: Sequence[str], tables: Sequence[Table]) -> list[str]:
+    """Return which columns are read the other way round."""
+    lower = [head for head, table in zip(heads, tables, strict=True) if table.protocol.lower_is_better]
+    if not lower:
+        return []
+    return [f"{', '.join(lower)}: lower is better; enough is a score of at most 1/{ENOUGH:g} of the full cache's"]
+
+
 def _sources(heads: Sequence[str], tables: Sequence[Table]) -> list[str]:
     """Return which columns were measured how, those measured alike in one line."""
     alike: dict[str, list[str]] = {}
     for head, table in zip(heads, tables, strict=True):
         missing = f"; missing: {', '.join(table.missing)}" if table.missing else ""
-        how = f"{table.protocol.model} · {table.protocol.metric}; {conditions_of(table.protocol)}{missing}"
+        how = f"{table.protocol.model} · {metric_of(table.protocol)}; {conditions_of(table.protocol)}{missing}"
         alike.setdefault(how, []).append(head)
     return [f"{', '.join(columns)}: {how}" for how, columns in alike.items()]

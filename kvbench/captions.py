@@ -11,7 +11,20 @@ def title_of(protocol: Protocol, subtask: str | None = None, missing: Sequence[s
     if missing:
         total = len(protocol.subtasks)
         task += f" ({total - len(missing)} of {total} subtasks)"
-    return f"{protocol.model} · {task} · {protocol.metric}"
+    return f"{protocol.model} · {task} · {metric_of(protocol)}"
+
+
+def metric_of(protocol: Protocol) -> str:
+    """Return the metric's name, and its direction where that is not the usual one."""
+    return f"{protocol.metric} (lower is better)" if protocol.lower_is_better else protocol.metric
+
+
+def area_in_words(protocol: Protocol) -> str:
+    """Return what the area under a protocol's curve is, as the end of a note."""
+    if not protocol.lower_is_better:
+        return "AUC over log2(budget) as a share of the full cache"
+    score = "negative log-likelihood" if protocol.shown_as == "exp" else protocol.metric
+    return f"AUC of the mean {score} over log2(budget), as a multiple of the full cache's; lower is better"
 
 
 def missing_subtasks(protocol: Protocol, measured: Container[str]) -> tuple[str, ...]:

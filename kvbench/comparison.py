@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kvbench.bootstrap import Floats
-from kvbench.captions import conditions_of, missing_subtasks, title_of
+from kvbench.captions import conditions_of, metric_of, missing_subtasks, title_of
 from kvbench.errors import UsageError, unknown
 from kvbench.records import FULL, Protocol
 from kvbench.score_grid import ScoreGrid, press_names, score_grid
@@ -35,10 +35,10 @@ class Outcome:
     """How the first press does against the second.
 
     Attributes:
-        difference: The first less the second.
-        wins: Answers on which the first scores higher.
+        difference: The first less the second, of the mean scores themselves: of a perplexity, in nats per token.
+        wins: Answers on which the first scores better.
         ties: On which both score the same.
-        losses: On which the second scores higher.
+        losses: On which the second scores better.
     """
 
     difference: Difference
@@ -77,9 +77,10 @@ class Comparison:
             return f"{measure} cannot be compared: too few answers of both presses and the full cache"
         if not found.told:
             return f"no difference in {measure} can be told at this n ({found.n} answers)"
-        if found.mean > 0:
-            return f"{self.presses[0]} is better by {_interval(found, '')} in {measure}"
-        return f"{self.presses[1]} is better by {_interval(_reversed(found), '')} in {measure}"
+        first_is_better = (found.mean > 0) != self.protocol.lower_is_better
+        by = found if found.mean > 0 else _reversed(found)
+        unit = "" if measure == "AUC" else _unit(self.protocol)
+        return f"{self.presses[0 if first_is_better else 1]} is better by {_interval(by, '')}{unit} in {measure}"
 
 
 def compare(results: Results, first: str, second: str) -> list[Comparison]:
@@ -170,14 +171,17 @@ def _compare(protocol: Protocol, pair: ScoreGrid, budgets: Sequence[Budget], mis
     return Comparison(
         protocol,
         (pair.presses[0], pair.presses[1]),
-        _outcome(area, areas[~np.isnan(pair.full)]),
-        {b.label: _outcome(d, ahead[:, place]) for place, (b, d) in enumerate(zip(budgets, differences, strict=True))},
+        _outcome(area, areas[~np.isnan(pair.full)], protocol),
+        {
+            b.label: _outcome(d, ahead[:, place], protocol)
+            for place, (b, d) in enumerate(zip(budgets, differences, strict=True))
+        },
         missing,
     )
 
 
-def _outcome(difference: Difference, ahead: Floats) -> Outcome:
-    ahead = ahead[~np.isnan(ahead)]
+def _outcome(difference: Difference, ahead: Floats, protocol: Protocol) -> Outcome:
+    ahead = ahead[~np.isnan(ahead)] * (-1 if protocol.lower_is_better else 1)
     wins, losses = int(np.sum(ahead > SAME)), int(np.sum(ahead < -SAME))
     return Outcome(difference, wins, len(ahead) - wins - losses, losses)
 
@@ -204,11 +208,21 @@ def _layout(comparison: Comparison) -> Layout:
         notes=[
             *notes,
             conditions_of(comparison.protocol),
-            f"difference [95 % interval] of the mean {comparison.protocol.metric}, of AUC as a share of the full "
+            f"difference [95 % interval] of the mean {_score(comparison.protocol)}, of AUC as a share of the full "
             f"cache; p: paired bootstrap over source documents; Holm: p corrected for all budgets; wins: answers on "
-            f"which {first} scores higher",
+            f"which {first} scores better",
         ],
     )
+
+
+def _score(protocol: Protocol) -> str:
+    if protocol.shown_as == "exp":
+        return f"logarithm of {protocol.metric} (nats per token; lower is better)"
+    return metric_of(protocol)
+
+
+def _unit(protocol: Protocol) -> str:
+    return " nats per token" if protocol.shown_as == "exp" else ""
 
 
 def _reversed(difference: Difference) -> Difference:

@@ -15,19 +15,21 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
-from kvbench.captions import conditions_of, missing_subtasks, title_of
+from kvbench.captions import conditions_of, metric_of, missing_subtasks, title_of
 from kvbench.errors import KvbenchError, UsageError, unknown
 from kvbench.mean_interval import Estimate
+from kvbench.measure import Measure
 from kvbench.plot_style import DASHED, INK, MUTED, STYLE, Look, looks_of
 from kvbench.record_table import reason
 from kvbench.records import Protocol
 from kvbench.statistics import Budget, Curve, Summary, summarise
 from kvbench.store import Results, file_stem
+from kvbench.table import noise_in_words
 
 FORMATS = ("png", "svg", "pdf")
 
@@ -59,7 +61,10 @@ def plot_results(
     for name in formats:
         if name not in FORMATS:
             raise unknown("figure format", name, FORMATS)
-    summaries = {protocol: summarise(results.rows(protocol)) for protocol in results.protocols.values()}
+    summaries = {
+        protocol: summarise(results.rows(protocol), measure=Measure.of(protocol))
+        for protocol in results.protocols.values()
+    }
     summaries = {protocol: summary for protocol, summary in summaries.items() if summary.curves}
     if not summaries:
         raise UsageError("there is no curve to draw: the results hold nothing but the full cache")
@@ -156,7 +161,7 @@ def _scale(axes: Axes, protocol: Protocol, summary: Summary, budgets: Sequence[B
         [f"{second_row}{budget.label}" if budget.is_share else budget.label for budget in budgets],
     )
     axes.set_xlabel(f"cache size, tokens per KV head{' (% of the context)' if any(shares) else ''}")
-    axes.set_ylabel(protocol.metric)
+    axes.set_ylabel(metric_of(protocol))
     axes.grid(axis="x", visible=False)
     positions = np.log2([budget.tokens for budget in budgets])
     if len(positions):
@@ -165,7 +170,13 @@ def _scale(axes: Axes, protocol: Protocol, summary: Summary, budgets: Sequence[B
     scores = [cell.score for cell in ([*cells, summary.full] if summary.full else cells)]
     means = [score.mean for score in scores if score.mean is not None]
     bounds = [bound for score in scores for bound in (score.low, score.high) if bound is not None]
-    if means:
+    if means and protocol.shown_as == "exp":
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.set_ylim(*np.exp(_padded(*np.log([min(means + bounds), max(means + bounds)]))))
+    elif means:
         bottom, top = _padded(min(means + bounds), max(means + bounds))
         # A score that is never negative needs no room for the lower half of an interval around 0.
         axes.set_ylim(max(bottom, -0.03 * top) if min(means) >= 0 else bottom, top)
@@ -199,6 +210,8 @@ def _notes(summary: Summary, looks: dict[str, Look]) -> list[str]:
         notes.append("lines are set apart sideways")
     if any(looks[curve.press].dashed for curve in summary.curves):
         notes.append("dashed: reads attention")
+    if summary.noise:
+        notes.append(noise_in_words(summary.noise, 3))
     if failed := sum(cell.failed for cell in cells):
         notes.append(f"{failed} answers failed and are in no mean")
     return notes

@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass
 import pandas as pd
 from rich.console import Console
 
-from kvbench.captions import conditions_of, missing_subtasks, title_of
+from kvbench.captions import area_in_words, conditions_of, missing_subtasks, title_of
 from kvbench.errors import unknown
 from kvbench.mean_interval import Estimate
+from kvbench.measure import Measure
 from kvbench.records import FULL, Protocol
-from kvbench.statistics import Cell, Curve, Summary, summarise
+from kvbench.statistics import Cell, Curve, NoiseFloor, Summary, summarise
 from kvbench.store import Results
 from kvbench.table_layout import Column, Layout, to_terminal
 from kvbench.table_layout import to_latex as layout_to_latex
@@ -54,13 +55,13 @@ def make_tables(
     """
     tables = []
     for protocol in results.protocols.values():
-        rows = results.rows(protocol)
+        rows, measure = results.rows(protocol), Measure.of(protocol)
         places = {name: place for place, name in enumerate(protocol.subtasks)}
         names = sorted(rows["subtask"].unique(), key=lambda name: (places.get(name, len(places)), name))
-        tables.append(Table(protocol, None, summarise(rows, is_bound), missing_subtasks(protocol, names)))
+        tables.append(Table(protocol, None, summarise(rows, is_bound, measure), missing_subtasks(protocol, names)))
         if subtasks:
             parts = {name: rows[rows["subtask"] == name] for name in names}
-            tables += [Table(protocol, name, summarise(part, is_bound)) for name, part in parts.items()]
+            tables += [Table(protocol, name, summarise(part, is_bound, measure)) for name, part in parts.items()]
     return tables
 
 
@@ -210,18 +211,27 @@ def _notes(table: Table, heads: set[str]) -> list[str]:
     if "n" not in heads:
         reading.append(f"n = {_range(_counts(table.summary))} answers")
     if "AUC" in heads:
-        reading.append("AUC over log2(budget) as a share of the full cache")
+        reading.append(area_in_words(table.protocol))
     notes = [f"missing: {', '.join(table.missing)}"] if table.missing else []
     notes += [conditions_of(table.protocol), "; ".join(reading)]
     if any(curve.ahead for curve in table.summary.curves):
         notes.append(MARKS)
     if table.summary.bounds and "AUC" in heads:
         notes.append(f"not compared, a bound: {', '.join(table.summary.bounds)}")
+    if noise := table.summary.noise:
+        notes.append(noise_in_words(noise, _decimals(table.summary)))
     if "failed" in heads:
         notes.append("failed: answers without a score, which no mean includes")
     if "whole" in heads:
         notes.append("whole: answers whose budget held the whole context, so that nothing was evicted")
     return notes
+
+
+def noise_in_words(noise: NoiseFloor, decimals: int) -> str:
+    """Return what the full cache's second answers say of numbers that rounding alone can change."""
+    changed = f"{noise.changed} of {noise.n} answers" if noise.changed else "no answer"
+    again = estimate(noise.repeat, decimals)
+    return f"noise floor: the full cache answered again scores {again}, {changed} scored otherwise"
 
 
 def _decimals(summary: Summary) -> int:

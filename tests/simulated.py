@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvbench.records import FULL, Environment, Protocol, Record, content_hash
+from kvbench.score_grid import REPEAT
 from kvbench.store import ResultsFolder
 
 PRESSES = {
@@ -65,7 +66,7 @@ def make_record(
 ) -> Record:
     """Make a record; without a score it is a failed one."""
     context = changes.get("context_tokens", 1000)
-    tokens = context if budget == FULL else min(context, _tokens(budget, context))
+    tokens = context if budget in (FULL, REPEAT) else min(context, _tokens(budget, context))
     fields: dict[str, Any] = {
         "key": content_hash([press, budget, sample, changes.get("question", 0)]),
         "environment": make_environment().hash,

@@ -18,7 +18,7 @@ from kvbench.plot_style import looks_of
 from kvbench.records import FULL, Environment, Protocol
 from kvbench.statistics import Cell, Curve, Summary
 from kvbench.store import Results, file_stem
-from kvbench.table import Table, make_tables
+from kvbench.table import Table, make_tables, noise_in_words
 
 _DIGITS = 7  # significant: more than any score's interval has, and half the page's size
 
@@ -121,6 +121,7 @@ def _table(table: Table, named: dict[str, pd.DataFrame], part: Sequence[str]) ->
         "budgets": [asdict(budget) | {"share": budget.is_share} for budget in summary.budgets],
         "leader": summary.leader,
         "bounds": summary.bounds,
+        "noise": noise_in_words(summary.noise, 3) if summary.noise else None,
         "rows": [
             _curve(curve)
             | {

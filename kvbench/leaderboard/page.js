@@ -29,6 +29,8 @@ const plural = (count, one, several = `${one}s`) => `${count.toLocaleString("en"
 const isWanted = (press) =>
   press === FULL || !wantedPresses.length || wantedPresses.some((word) => press.toLowerCase().includes(word));
 const isDrawn = (press) => isWanted(press) && !hiddenCurves.has(press);
+const isExponential = (board) => board.protocol.fields.shown_as === "exp";
+const isLower = (board) => board.protocol.fields.lower_is_better;
 const nameOf = (press) => (press === FULL ? "full cache" : press);
 
 /* Numbers */
@@ -80,6 +82,14 @@ function ticks(low, high, about) {
   return { found, decimals: Math.max(0, -Math.floor(Math.log10(step) + 1e-9)) };
 }
 
+function logTicks(low, high, about) {
+  const powers = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power += 1) powers.push(10 ** power);
+  const inside = (factors) => powers.flatMap((power) => factors.map((factor) => factor * power)).filter((tick) => tick >= low && tick <= high);
+  const found = [[1], [1, 3], [1, 2, 5], [1, 1.5, 2, 3, 4, 5, 7]].map(inside).find((some) => some.length >= Math.min(3, about)) ?? ticks(low, high, about).found;
+  return { found, decimals: Math.max(0, ...found.map((tick) => (String(Number(tick.toPrecision(4))).split(".")[1] ?? "").length)) };
+}
+
 /* Moves labels apart, as little as needed, within top and bottom; they come sorted by their wanted place. */
 function spread(labels, gap, top, bottom) {
   let last = top - gap;
@@ -127,14 +137,17 @@ class Chart {
     const cells = scale.flatMap((one) => one.rows).filter((row) => isDrawn(row.press)).flatMap((row) => Object.values(row.cells));
     const values = cells.flatMap((cell) => [cell[MEAN], cell[LOW], cell[HIGH]]).filter((value) => value !== null);
     const means = cells.map((cell) => cell[MEAN]).filter((value) => value !== null);
-    const top = Math.max(...values, 0) || 1;
-    const low = Math.min(...means, 0) < 0 ? Math.min(...values) : 0;
-    const high = top + 0.03 * (top - low);
+    // A perplexity's axis is logarithmic, and has no 0.
+    const log = isExponential(this.board) && values.length > 0;
+    const top = log ? Math.max(...values) * 1.05 : Math.max(...values, 0) || 1;
+    const low = log ? Math.min(...values) / 1.05 : Math.min(...means, 0) < 0 ? Math.min(...values) : 0;
+    const high = log ? top : top + 0.03 * (top - low);
+    const place = log ? Math.log : (score) => score;
     const first = Math.log2(budgets[0]?.tokens ?? 1);
     const last = Math.log2(budgets.at(-1)?.tokens ?? 2);
     const range = last - first || 1;
     const x = (tokens) => box.left + 10 + ((Math.log2(tokens) - first + (last === first ? 0.5 : 0)) / range) * (box.right - box.left - 20);
-    const y = (score) => box.bottom - ((Math.max(score, low) - low) / (high - low)) * (box.bottom - box.top);
+    const y = (score) => box.bottom - ((place(Math.max(score, low)) - place(low)) / (place(high) - place(low))) * (box.bottom - box.top);
 
     const parts = this.axes(box, budgets, x, y, low, high);
     if (full && full[MEAN] !== null) {
@@ -173,7 +186,7 @@ class Chart {
 
   axes(box, budgets, x, y, low, high) {
     const parts = [];
-    const { found, decimals } = ticks(low, high, this.small ? 3 : 6);
+    const { found, decimals } = (isExponential(this.board) ? logTicks : ticks)(low, high, this.small ? 3 : 6);
     for (const tick of found) {
       parts.push(g("line", { class: "grid", x1: box.left, x2: box.right, y1: y(tick), y2: y(tick) }));
       parts.push(g("text", { x: box.left - 6, y: y(tick) + 3.5, "text-anchor": "end" }, tick.toFixed(decimals)));
@@ -191,7 +204,7 @@ class Chart {
       parts.push(g("text", { x: at, y: box.bottom + 15 + 11 * row, "text-anchor": "middle" }, budget.label));
     }
     if (!this.small) {
-      parts.push(g("text", { x: 0, y: 11 }, this.board.protocol.fields.metric));
+      parts.push(g("text", { x: 0, y: 11 }, `${this.board.protocol.fields.metric}${isLower(this.board) ? " (lower is better)" : ""}`));
       const shares = budgets.some((budget) => budget.share) ? " (% of the context)" : "";
       parts.push(g("text", { x: (box.left + box.right) / 2, y: box.bottom + (mixed ? 38 : 32), "text-anchor": "middle" }, `cache size, tokens per KV head${shares}`));
     }
@@ -324,11 +337,11 @@ class Board {
   columns() {
     const table = this.current;
     const columns = [{ head: "press", press: true, value: (row) => row.press }];
-    const score = (head, cellOf, of, label) => ({ head, value: (row) => cellOf(row)?.[MEAN] ?? null, cellOf, of, label, score: true });
+    const score = (head, cellOf, of, label) => ({ head, value: (row) => cellOf(row)?.[MEAN] ?? null, cellOf, of, label, score: true, up: isLower(this) });
     if (this.view === "budget") {
       const labels = table.budgets.length ? table.budgets.map(({ label }) => label) : [FULL];
       if (labels.length > 1) {
-        columns.push({ head: "AUC", value: (row) => row.auc[MEAN], area: true });
+        columns.push({ head: "AUC", value: (row) => row.auc[MEAN], area: true, up: isLower(this) });
         columns.push({ head: "at 95 %", value: (row) => row.enough?.[0] ?? null, up: true, enough: true });
       }
       columns.push(...labels.map((label) => score(label, (row) => row.cells[label] ?? row.cells[FULL], table, label)));
@@ -354,7 +367,7 @@ class Board {
     this.chart.figure.hidden = !byBudget || !this.current.budgets.length;
     this.many.hidden = byBudget;
     this.list = this.columns();
-    this.sorting ??= { column: 1, down: true }; // the area, or the mean
+    this.sorting ??= { column: 1, down: !isLower(this) }; // the area, or the mean
     this.head = h("tr", {}, ...this.list.map((column, index) =>
       h("th", { scope: "col" }, h("button", { type: "button", onclick: () => this.sort(index) }, column.head))));
     this.body = h("tbody");
@@ -392,8 +405,8 @@ class Board {
     const contenders = rows.filter((row) => row.press !== FULL && !this.current.bounds.includes(row.press));
     const best = this.list.map((one) => {
       const values = contenders.map((row) => one.value(row)).filter((number) => number !== null);
-      const top = Math.max(...values);
-      return one.score && values.some((number) => number < top) ? top : null;
+      const top = isLower(this) ? Math.min(...values) : Math.max(...values);
+      return one.score && values.some((number) => number !== top) ? top : null;
     });
     const reference = this.list.map((one) => (one.score && full.length ? one.value(full[0]) : null));
     this.body.replaceChildren(...this.rows.map((row) => this.row(row, best, reference)));
@@ -441,7 +454,7 @@ class Board {
     const isBest = !isFull && !this.current.bounds.includes(row.press) && cell[MEAN] !== null && cell[MEAN] === best;
     const decimals = decimalsOf(column.of);
     const content = cell[MEAN] === null ? ["n/a"] : [cell[MEAN].toFixed(decimals), h("small", {}, halfOf(cell, decimals))];
-    const share = reference > 0 && cell[MEAN] !== null ? Math.min(1, Math.max(0, cell[MEAN] / reference)) : 0;
+    const share = reference > 0 && cell[MEAN] !== null ? Math.min(1, Math.max(0, isLower(this) ? reference / cell[MEAN] : cell[MEAN] / reference)) : 0;
     return h("td", { class: isBest ? "score best" : "score", "--share": share.toFixed(3) },
       h("a", { href: addressOf(this, column.of, row.press, isFull ? FULL : column.label) }, ...content));
   }
@@ -452,6 +465,8 @@ class Board {
     const [least, most] = [Math.min(...counts), Math.max(...counts)];
     const notes = [...this.protocol.notes, `${least === most ? plural(most, "answer") : `${least} to ${most} answers`} per score`];
     if (this.view === "budget" && this.current.rows.some((row) => row.ahead)) notes.push("* leads; = not told from it (paired bootstrap by source document, Holm-adjusted p ≥ 0.05)");
+    if (isLower(this)) notes.push("lower is better, AUC included");
+    if (this.current.noise) notes.push(this.current.noise);
     if (this.current.bounds.length) notes.push(`${this.current.bounds.join(", ")}: a bound that sees the future, and no contender`);
     const failed = cells.reduce((sum, cell) => sum + cell[FAILED], 0);
     if (failed) notes.push(`${plural(failed, "answer")} failed and ${failed === 1 ? "is" : "are"} in no mean`);

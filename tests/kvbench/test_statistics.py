@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from kvbench.bootstrap import ClusterBootstrap
+from kvbench.bootstrap import ClusterBootstrap, freedom_of
+from kvbench.errors import UsageError
 from kvbench.mean_interval import Estimate, mean_interval
+from kvbench.measure import Measure
 from kvbench.records import FULL, Record
+from kvbench.score_grid import REPEAT
 from kvbench.statistics import Curve, EnoughBudget, enough_budget, normalised_auc, summarise
 from simulated import make_record
 
@@ -394,3 +397,108 @@ def test_enough_is_not_known_without_a_full_cache_that_scores() -> None:
     assert enough_budget([64], [0.5], None) is None
     assert enough_budget([64], [0.5], 0.0) is None
     assert [str(EnoughBudget(411.7, "=")), str(EnoughBudget(64, "≤"))] == ["412", "≤ 64"]
+
+
+PERPLEXITY = Measure(lower_is_better=True, shown_as="exp")
+
+
+@pytest.mark.parametrize("clusters", [2, 5, 30])
+def test_degrees_of_freedom_of_unequal_clusters_are_those_of_the_matrices(clusters: int) -> None:
+    shares = np.random.default_rng(clusters).dirichlet(np.ones(clusters))
+    assert freedom_of(shares) == pytest.approx(by_matrices(shares))
+    assert freedom_of(np.full(clusters, 1 / clusters)) == pytest.approx(clusters - 1)
+
+
+def test_a_weight_counts_like_copies_of_a_score() -> None:
+    random = np.random.default_rng(4)
+    scores, sources, weights = random.normal(size=12), np.arange(12) // 2, random.integers(1, 6, 12)
+    weighed = mean_interval(scores, np.zeros(12, int), sources, weights)
+    copied = mean_interval(*(np.repeat(values, weights) for values in (scores, np.zeros(12, int), sources)))
+    assert (weighed.mean, *limits(weighed)) == pytest.approx((copied.mean, *limits(copied)))
+    bootstraps = [
+        ClusterBootstrap(np.zeros(12), sources, weights=weights).means(scores[:, None]),
+        ClusterBootstrap(np.zeros(weights.sum()), np.repeat(sources, weights)).means(
+            np.repeat(scores, weights)[:, None]
+        ),
+    ]
+    assert bootstraps[0].estimate == pytest.approx(bootstraps[1].estimate)
+    assert bootstraps[0].resampled == pytest.approx(bootstraps[1].resampled)
+    assert bootstraps[0].influence == pytest.approx(bootstraps[1].influence)
+
+
+@pytest.mark.parametrize("sources", [5, 20])
+def test_weighted_means_hold_the_truth_95_times_in_100(sources: int) -> None:
+    random = np.random.default_rng(0)
+    held = []
+    for _ in range(1000):
+        source = np.repeat(np.arange(sources), 2)
+        weights = np.exp(random.normal(0, 0.8, len(source)))
+        scores = 2 + random.normal(size=sources)[source] + random.normal(size=len(source))
+        low, high = limits(mean_interval(scores, np.zeros_like(source), source, weights))
+        held.append(low <= 2 <= high)
+    assert 0.93 <= np.mean(held) <= 0.97
+
+
+def losses(shift: dict[str, list[float]], n: int = 20) -> list[Record]:
+    random = np.random.default_rng(0)
+    records = []
+    for sample in (f"en/{index}" for index in range(n)):
+        weight, base = float(random.integers(10, 200)), 2 + 0.2 * random.normal()
+        records.append(make_record(FULL, FULL, sample, base, weight=weight))
+        records += [
+            make_record(press, budget, sample, base + more + 0.05 * random.normal(), weight=weight)
+            for press, row in shift.items()
+            for budget, more in zip(("64", "128", "256"), row, strict=True)
+        ]
+    return records
+
+
+def test_a_perplexity_is_the_exponential_of_the_weighted_mean_and_the_lowest_area_leads() -> None:
+    records = losses({"worse": [3, 2, 1], "better": [1, 0.5, 0.0]})
+    summary = summarise(frame_of(*records), measure=PERPLEXITY)
+    better, worse = summary.curves
+    assert (better.press, summary.leader) == ("better", "better")
+    cell = [record for record in records if (record.press, record.budget) == ("worse", "128")]
+    scores, weights = ([getattr(record, name) for record in cell] for name in ("score", "weight"))
+    mean = mean_interval(scores, np.zeros(20, int), np.arange(20), weights, bounded=False)
+    expected = [float(np.exp(value)) for value in (mean.mean, *limits(mean))]
+    assert [worse.cells["128"].score.mean, *limits(worse.cells["128"].score)] == pytest.approx(expected)
+    assert mean.mean == pytest.approx(np.average(scores, weights=weights))
+    means = [np.log(known(worse.cells[budget].score.mean)) for budget in ("64", "128", "256")]
+    full = np.log(known(known(summary.full).score.mean))
+    assert worse.auc == pytest.approx((means[0] / 4 + means[1] / 2 + means[2] / 4) / full)
+    assert known(worse.ahead).mean == pytest.approx(known(worse.auc) - known(better.auc))
+    assert known(known(worse.ahead).mean) > 0
+    assert known(better.enough).relation == "="
+    assert known(worse.enough) == EnoughBudget(256, ">")
+
+
+@pytest.mark.parametrize(
+    ("measure", "means", "full", "tokens"),
+    [
+        pytest.param(Measure(lower_is_better=True), [1.2, 1.0, 0.5], 0.95, 128, id="an error rate"),
+        pytest.param(PERPLEXITY, [3.0, 2.0 - np.log(0.95), 2.0], 2.0, 128, id="a perplexity"),
+    ],
+)
+def test_where_less_is_better_enough_is_what_the_full_cache_is_95_percent_of(
+    measure: Measure, means: list[float], full: float, tokens: float
+) -> None:
+    found = known(enough_budget([64, 128, 256], means, full, measure))
+    assert (found.relation, found.tokens) == ("=", pytest.approx(tokens))
+
+
+def test_scores_of_one_question_that_weigh_differently_are_refused() -> None:
+    records = [make_record(FULL, FULL, weight=3.0), make_record("kvp", "64", weight=4.0)]
+    with pytest.raises(UsageError, match="sample 'niah/0' has scores of weight"):
+        summarise(frame_of(*records))
+
+
+def test_the_noise_floor_is_what_a_second_answer_of_the_full_cache_changes() -> None:
+    first = [make_record(FULL, FULL, f"vt/{i}", 1.0 if i else 0.5) for i in range(10)]
+    again = [make_record(FULL, REPEAT, f"vt/{i}", 1.0 if i > 1 else 0.5) for i in range(10)]
+    summary = summarise(frame_of(*first, *again, make_record("kvp", "64", "vt/0")))
+    noise = known(summary.noise)
+    assert (noise.changed, noise.n, noise.repeat.mean) == (1, 10, pytest.approx(0.9))
+    assert noise.difference.mean == pytest.approx(-0.05)
+    assert [budget.label for budget in summary.budgets] == ["64"]
+    assert summarise(frame_of(*first)).noise is None
