@@ -1,4 +1,7 @@
-"""Running out of memory, as torch says it."""
+"""Memory: running out of it, as torch says it, and the most that was held."""
+
+import re
+from pathlib import Path
 
 import torch
 
@@ -8,3 +11,32 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # torch's on the CPU
+
+
+class PeakMemory:
+    """The most memory that is held at any time from now on, weights included.
+
+    On CUDA what torch has allocated; elsewhere the resident memory of this process, where the system tells it (Linux).
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Start from what is held now."""
+        self._device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        elif _RESET.exists():
+            _RESET.write_text("5")  # the peak is what is resident now
+
+    @property
+    def bytes(self) -> int | None:
+        """The peak so far; none where it cannot be told."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        if not _RESET.exists():
+            return None
+        found = re.search(r"^VmHWM:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
+        return int(found[1]) * 1024 if found else None
+
+
+_STATUS = Path("/proc/self/status")
+_RESET = Path("/proc/self/clear_refs")

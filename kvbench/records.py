@@ -157,6 +157,9 @@ class Record(BaseModel):
     """Measured: the most entries per head that a layer held at any time, before it was cut."""
     kept_bytes: int | None = None
     """Measured bytes of the compressed cache, all layers, before the answer's own tokens."""
+    peak_bytes: int | None = None
+    """Measured: the most memory, weights included, that was held while the sample's cells were computed together: by
+    torch on CUDA, elsewhere by the whole process; none where the system does not tell."""
     prefill_seconds: float | None = None
     """Of the sample's one prefill, shared by all its cells."""
     ranking_seconds: float | None = None

@@ -18,6 +18,7 @@ from kvbench.budgets import Budget
 from kvbench.chunked import run_prompt_in_chunks
 from kvbench.environment import describe_environment
 from kvbench.errors import KvbenchError, UsageError
+from kvbench.memory import PeakMemory
 from kvbench.models import Model, ModelSource
 from kvbench.press import Press, Reads, sample_seed
 from kvbench.prompts import Prompt, prompts_of
@@ -258,7 +259,10 @@ class ItemRunner:
         protected = Protect(item.protocol.protect_first, item.protocol.protect_last)
         seed = sample_seed(item.protocol.seed, item.sample.id)
         job = Job(prompt, questions, self.presses, variants, protected, seed)
-        return self._batches(item.protocol.chunk).run(job, item.sample.id), prompt.questions
+        memory = PeakMemory(self.model.device)
+        outcome = self._batches(item.protocol.chunk).run(job, item.sample.id)
+        outcome.peak_bytes = memory.bytes
+        return outcome, prompt.questions
 
     def _batches(self, chunk: int | None) -> VariantBatches:
         if chunk is None:
@@ -307,6 +311,7 @@ class ItemRunner:
                 "kept_max": kept.most,
                 "kept_bytes": kept.bytes,
                 "peak_entries": outcome.peaks[cell.variant],
+                "peak_bytes": outcome.peak_bytes,
                 "prefill_seconds": round(outcome.timings.prefill, 4),
                 "ranking_seconds": round(outcome.timings.ranking.get(cell.press, 0.0), 4),
                 "answering_seconds": round(outcome.timings.answering, 4),

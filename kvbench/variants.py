@@ -77,6 +77,7 @@ class Outcome:
         peaks: Per variant the most entries per KV head that a layer held at any time.
         failures: Per press that failed, why; "full" if the full cache did.
         timings: Where the time went.
+        peak_bytes: The most memory that was held meanwhile; none where it was not measured.
     """
 
     answers: dict[Variant, list[Answer]]
@@ -84,3 +85,4 @@ class Outcome:
     peaks: dict[Variant, int]
     failures: dict[str, str]
     timings: Timings
+    peak_bytes: int | None = None
