@@ -7,11 +7,11 @@ from copy import copy
 from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, NoReturn, Self, TypeGuard
 
 from kvbench.errors import UsageError, unknown
 from kvbench.records import content_hash
-from kvbench.sources import Dataset, Files, Sources, find, lacks, rows
+from kvbench.sources import Dataset, Source, Sources, find, need, rows
 from kvbench.task import Answer, Question, Sample, Task
 
 from .prompts import limit_for, parsed_limit, prompt_of, shortened
@@ -100,8 +100,7 @@ class LongBench(Task):
 
     def data_of(self, subtask: str) -> str:
         """Say which copy of the rows this is."""
-        files = self._files(subtask)
-        return f"{NAME} {files.origin if files else 'none'}"
+        return f"{NAME} {need(dataset_of(subtask), self._source).origin if self._is_here(subtask) else 'none'}"
 
     def for_model(self, model: ModelFacts) -> Self:
         """Return the task with the limit that the benchmark has for the model's window, unless one was given."""
@@ -143,35 +142,27 @@ class LongBench(Task):
     def _drawn(self) -> Sequence[str]:
         """The subsets that samples are drawn of."""
         here = [name for name in self._asked or SUBSETS if self._is_here(name)]
-        for name in self._asked or ():
-            if name not in here:
-                raise UsageError(self._lacks(name))
-        if not here:
-            raise UsageError(self._lacks(next(iter(SUBSETS))))
+        missing = [name for name in self._asked or () if name not in here]
+        if missing or not here:
+            self._refuse([*missing, *SUBSETS][0])
         return here
 
     def _is_here(self, name: str) -> bool:
-        return name in _subsets_in(self._source) if _is_file(self._source) else self._files(name) is not None
-
-    def _lacks(self, name: str) -> str:
         if _is_file(self._source):
-            return f"--data {NAME}={self._source} has no row whose dataset is '{name}'"
-        return lacks(dataset_of(name))
-
-    def _files(self, name: str) -> Files | None:
-        """Return where a subset's rows are; of a folder that lacks its file nothing is said before it is asked for."""
+            return name in _subsets_in(self._source)
         try:
-            return find(dataset_of(name), self._source)
-        except UsageError:
-            if self._asked or not (isinstance(self._source, Path) and self._source.is_dir()):
-                raise
-            return None
+            return find(dataset_of(name), self._source) is not None
+        except UsageError:  # the folder has no file of it, or the hub's revision has none
+            return False
+
+    def _refuse(self, name: str) -> NoReturn:
+        if not _is_file(self._source):
+            need(dataset_of(name), self._source)
+        raise UsageError(f"--data {NAME}={self._source} has no row whose dataset is '{name}'")
 
     def _rows(self, name: str, limit: int | None) -> Iterator[Row]:
         subset = SUBSETS[name]
-        files = self._files(name)
-        if files is None:
-            raise UsageError(self._lacks(name))
+        files = need(dataset_of(name), self._source)
         mixed = _is_file(self._source)
         found: Iterator[AnyRow] = rows(files, *KINDS, limit=None if mixed else limit)
         mine = (row for row in found if row.dataset in (None, name)) if mixed else found
@@ -205,7 +196,7 @@ class LongBench(Task):
         )
 
 
-def _is_file(source: object) -> bool:
+def _is_file(source: Source | None) -> TypeGuard[Path]:
     """Whether all subsets' rows are in one file."""
     return isinstance(source, Path) and not source.is_dir()
 
@@ -213,6 +204,6 @@ def _is_file(source: object) -> bool:
 @cache
 def _subsets_in(file: Path) -> frozenset[str]:
     """Return which subsets a file has rows of; all of them if its rows do not say."""
-    files = find(dataset_of(next(iter(SUBSETS))), file)
-    named = {row.dataset for row in rows(files, *KINDS)} if files else set()
+    files = need(dataset_of(next(iter(SUBSETS))), file)
+    named = {row.dataset for row in rows(files, *KINDS)}
     return frozenset(SUBSETS) if None in named else frozenset(SUBSETS) & {str(name) for name in named}
