@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from kvbench.embedded_model import ALIAS, HUB_ID
 from kvbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 
 _INFO, _DIGEST = "kvbench_agents", "sha256"
 _PICKLES = {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt"}
+CHECKPOINTS = Path(__file__).parent / "checkpoints"
+"""The agents that come with kvbench, `<model>[-<variant>].safetensors`."""
+MIXTURE = "mixture"
+"""The variant that was trained on all kinds of traces."""
+_STORED = (torch.float32, torch.float16)
 _TOKENS_AT_ONCE = 1024
 
 
@@ -36,11 +42,14 @@ class AgentShape(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     head_dim: int = Field(ge=1)
-    hidden: int = Field(256, ge=1)
+    hidden: int = Field(default=256, ge=1)
     """Features of the key, of the value, and of both hidden layers."""
-    position_features: int = Field(32, ge=1)
-    positions: int = Field(6000, ge=1)
-    """Rows of the position table; a later position reads the last row."""
+    position: Literal["table", "log_cosines"] = "table"
+    """How a position is read: from a learned table with a layer norm, as in the paper, or as fixed cosines of its
+    logarithm, which change little where training ended."""
+    position_features: int = Field(default=32, ge=1)
+    positions: int = Field(default=6000, ge=1)
+    """How many positions are told apart; a later one counts as the last."""
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
@@ -52,13 +61,14 @@ class AgentShape(BaseModel):
             "second": (self.hidden, self.hidden),
             "score": (self.hidden, 1),
         }
-        sizes: dict[str, tuple[int, ...]] = {"position_table": (self.positions, self.position_features)}
+        sizes: dict[str, tuple[int, ...]] = {}
+        if self.position == "table":
+            sizes["position_table"] = (self.positions, self.position_features)
+            sizes |= {f"position_norm_{part}": (self.position_features,) for part in ("weight", "bias")}
         for name, (inputs, outputs) in linear.items():
             sizes |= {f"{name}_weight": (inputs, outputs), f"{name}_bias": (outputs,)}
         for name in ("key", "value", "first", "second"):
             sizes |= {f"{name}_norm_weight": (self.hidden,), f"{name}_norm_bias": (self.hidden,)}
-        for part in ("weight", "bias"):
-            sizes[f"position_norm_{part}"] = (self.position_features,)
         return sizes
 
     @property
@@ -76,6 +86,8 @@ class AgentsInfo(BaseModel):
     """The version of the checkpoint format."""
     model: str
     """The model's name, as it was given for the training."""
+    weights: str = ""
+    """Which weights the traces came from, as `ModelFacts.weights` says it."""
     layers: int = Field(ge=1)
     kv_heads: int = Field(ge=1)
     shape: AgentShape
@@ -85,11 +97,6 @@ class AgentsInfo(BaseModel):
 
 class Agents(nn.Module):
     """The agents of one model, all in the same tensors with the leading dimensions `[layers, kv_heads]`.
-
-    An agent takes a token's key and value through a linear layer and a layer norm each, and its original
-    position through a table and a layer norm. Their concatenation passes two blocks of linear layer, layer
-    norm and SiLU, and a last linear layer makes it one number. A layer's heads are scored by one batched
-    matrix product per linear layer.
 
     Attributes:
         info: Which model the agents belong to, and their sizes.
@@ -139,49 +146,82 @@ class Agents(nn.Module):
         Returns:
             float32 `[batch, kv_heads, n]`, higher is kept longer.
         """
-        states = torch.cat([keys.float(), values.float()], dim=-1)
-        blocks = [slice(start, start + _TOKENS_AT_ONCE) for start in range(0, keys.shape[-2], _TOKENS_AT_ONCE)]
-        scores = [self._score(layer, states[..., block, :], positions[..., block]) for block in blocks]
-        return torch.cat(scores, dim=-1)
-
-    def _score(self, layer: int, states: Tensor, positions: Tensor) -> Tensor:
-        batch = len(states)
-        keys, values = states.transpose(0, 1).flatten(1, 2).chunk(2, dim=-1)  # [kv_heads, batch · n, head_dim]
-        rows = positions.transpose(0, 1).flatten(1).clamp(max=self.info.shape.positions - 1)
-        table = self.weights["position_table"][layer]  # [kv_heads, positions, position_features]
-        places = table.gather(1, rows.unsqueeze(-1).expand(-1, -1, table.shape[-1]))
-        features = [
-            self._norm(layer, "key", self._linear(layer, "key", keys)),
-            self._norm(layer, "value", self._linear(layer, "value", values)),
-            self._norm(layer, "position", places),
+        weights = {name: tensor[layer] for name, tensor in self.weights.items()}
+        batch = len(keys)
+        # [kv_heads, batch · n, …]
+        places = positions.transpose(0, 1).flatten(1)
+        states = [states.transpose(0, 1).flatten(1, 2) for states in (keys, values)]
+        blocks: Any = zip(*(t.split(_TOKENS_AT_ONCE, dim=1) for t in (*states, places)), strict=True)
+        scores = [
+            score_tokens(self.info.shape, weights, own_keys.float(), own_values.float(), rows)
+            for own_keys, own_values, rows in blocks
         ]
-        x = torch.cat(features, dim=-1)
-        for block in ("first", "second"):
-            x = functional.silu(self._norm(layer, block, self._linear(layer, block, x)))
-        scores = self._linear(layer, "score", x)  # [kv_heads, batch · n, 1]
-        return scores.view(len(scores), batch, -1).transpose(0, 1)
-
-    def _linear(self, layer: int, name: str, x: Tensor) -> Tensor:
-        bias = self.weights[f"{name}_bias"][layer].unsqueeze(1)
-        return torch.baddbmm(bias, x, self.weights[f"{name}_weight"][layer])
-
-    def _norm(self, layer: int, name: str, x: Tensor) -> Tensor:
-        weight = self.weights[f"{name}_norm_weight"][layer].unsqueeze(1)
-        bias = self.weights[f"{name}_norm_bias"][layer].unsqueeze(1)
-        return torch.addcmul(bias, functional.layer_norm(x, x.shape[-1:]), weight)
+        together = torch.cat(scores, dim=-1)  # [kv_heads, batch · n]
+        return together.view(len(together), batch, -1).transpose(0, 1)
 
 
-def save_agents(agents: Agents, path: Path) -> str:
-    """Write a checkpoint; a file of that name is replaced only once the new one is complete.
+def score_tokens(
+    shape: AgentShape, weights: Mapping[str, Tensor], keys: Tensor, values: Tensor, positions: Tensor
+) -> Tensor:
+    """Score tokens by several agents, each its own tokens, in one batched matrix product per linear layer.
+
+    An agent takes a token's key and value through a linear layer and a layer norm each. With the features of the
+    original position they pass two blocks of linear layer, layer norm and SiLU, and a last linear layer makes of
+    them one number (KVP, arXiv:2602.10238, section 3).
+
+    Args:
+        shape: The agents' sizes.
+        weights: Every tensor by name, `[agents, *shape.tensors[name]]`.
+        keys: Keys after the rotary embedding, float32 `[agents, t, head_dim]`.
+        values: Values, of the same shape.
+        positions: Original positions, int64 `[agents, t]`.
 
     Returns:
-        The digest of the weights.
+        float32 `[agents, t]`.
+    """
+
+    def linear(name: str, x: Tensor) -> Tensor:
+        return torch.baddbmm(weights[f"{name}_bias"].unsqueeze(1), x, weights[f"{name}_weight"])
+
+    def norm(name: str, x: Tensor) -> Tensor:
+        weight, bias = (weights[f"{name}_norm_{part}"].unsqueeze(1) for part in ("weight", "bias"))
+        return torch.addcmul(bias, functional.layer_norm(x, x.shape[-1:]), weight)
+
+    rows = positions.clamp(max=shape.positions - 1)
+    if shape.position == "table":
+        table = weights["position_table"]  # [agents, positions, position_features]
+        place = norm("position", table.gather(1, rows.unsqueeze(-1).expand(-1, -1, table.shape[-1])))
+    else:
+        place = log_cosines(rows, shape.position_features, shape.positions)
+    x = torch.cat([norm("key", linear("key", keys)), norm("value", linear("value", values)), place], dim=-1)
+    for block in ("first", "second"):
+        x = functional.silu(norm(block, linear(block, x)))
+    scores: Tensor = linear("score", x)
+    return scores.squeeze(-1)
+
+
+def log_cosines(positions: Tensor, features: int, last: int) -> Tensor:
+    """Return cos(π k x) for k = 1 … `features`, where x = log(1 + position) / log(1 + `last`): `[…, features]`."""
+    x = positions.float().log1p() / math.log1p(last)
+    return (x.unsqueeze(-1) * torch.arange(1, features + 1, device=x.device) * math.pi).cos()
+
+
+def save_agents(agents: Agents, path: Path, dtype: torch.dtype = torch.float32) -> str:
+    """Write a checkpoint; a file of that name is replaced only once the new one is complete.
+
+    Args:
+        agents: The agents.
+        path: The safetensors file.
+        dtype: What the weights are rounded to, float32 or float16; they are used in float32 either way.
+
+    Returns:
+        The digest of the weights, as they are stored.
 
     Raises:
         UsageError: The file cannot be written.
     """
-    digest = agents.digest
-    tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in agents.weights.items()}
+    tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in agents.weights.items()}
+    digest = Agents(agents.info, {name: tensor.float() for name, tensor in tensors.items()}).digest
     metadata = {_INFO: agents.info.model_dump_json(), _DIGEST: digest}
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -194,12 +234,15 @@ def save_agents(agents: Agents, path: Path) -> str:
     return digest
 
 
-def load_agents(path: Path, model: ModelFacts | None = None) -> Agents:
+def load_agents(path: Path, model: ModelFacts | None = None, transfer: bool = False) -> Agents:
     """Read a checkpoint and make sure that it is whole and belongs to the model.
+
+    The model is the agents' own if its name is, however it is spelled (`short_name`), or its weights are.
 
     Args:
         path: The safetensors file.
         model: The model that the agents are to rank for; any if none is given.
+        transfer: Let the model be another one of the same shape.
 
     Raises:
         UsageError: There is no such file; it is a pickle; it is damaged; it holds something else than agents;
@@ -207,9 +250,9 @@ def load_agents(path: Path, model: ModelFacts | None = None) -> Agents:
     """
     info, digest, weights = _read(path)
     if model is not None:
-        _check_model(path, info, model)
+        _check_model(path, info, model, transfer)
     _check_weights(path, info, weights)
-    agents = Agents(info, weights)
+    agents = Agents(info, {name: tensor.float() for name, tensor in weights.items()})
     if agents.digest != digest:
         raise UsageError(f"{path} is damaged: its weights are not those that were saved (their SHA-256 differs)")
     return agents
@@ -246,9 +289,34 @@ def _is_pickle(path: Path) -> bool:
     return archive or bare
 
 
-def _check_model(path: Path, info: AgentsInfo, model: ModelFacts) -> None:
+def shipped_agents(model: ModelFacts, variant: str) -> Path:
+    """Return the file of the agents that come with kvbench for a model.
+
+    Args:
+        model: The model.
+        variant: `mixture`, or what the agents were trained on alone.
+
+    Raises:
+        UsageError: None come with it.
+    """
+    suffix = "" if variant == MIXTURE else f"-{variant}"
+    file = CHECKPOINTS / f"{short_name(model.name)}{suffix}.safetensors"
+    if not file.is_file():
+        raise UsageError(
+            f"kvbench comes without{f' {variant}' if suffix else ''} agents for {model.name}: train them with "
+            "`kvbench train`, then give them with kvp:checkpoint=FILE"
+        )
+    return file
+
+
+def short_name(model: str) -> str:
+    """Return what a model's names have in common: the last part, in small letters, or kvbench's alias for it."""
+    name = model.rpartition("/")[2].lower()
+    return ALIAS if name == HUB_ID.rpartition("/")[2].lower() else name
+
+
+def _check_model(path: Path, info: AgentsInfo, model: ModelFacts, transfer: bool) -> None:
     facts = {
-        "model": (info.model, model.name),
         "layers": (info.layers, model.layers),
         "KV heads per layer": (info.kv_heads, model.kv_heads),
         "head size": (info.shape.head_dim, model.head_dim),
@@ -256,6 +324,12 @@ def _check_model(path: Path, info: AgentsInfo, model: ModelFacts) -> None:
     for fact, (theirs, ours) in facts.items():
         if theirs != ours:
             raise UsageError(f"{path} holds agents for another model: its {fact} is {theirs}, here it is {ours}")
+    own = short_name(info.model) == short_name(model.name) or info.weights == model.weights
+    if not (own or transfer):
+        raise UsageError(
+            f"{path} holds agents for another model: its model is {info.model}, here it is {model.name}; if the two "
+            "are as good as the same, say kvp:transfer=true"
+        )
 
 
 def _check_weights(path: Path, info: AgentsInfo, weights: Mapping[str, Tensor]) -> None:
@@ -266,7 +340,7 @@ def _check_weights(path: Path, info: AgentsInfo, weights: Mapping[str, Tensor]) 
     for name, size in sizes.items():
         tensor = weights[name]
         shape = tuple(tensor.shape)
-        if shape != size or tensor.dtype != torch.float32:
-            raise UsageError(f"{path}: '{name}' is {tensor.dtype} {shape}, it must be torch.float32 {size}")
+        if shape != size or tensor.dtype not in _STORED:
+            raise UsageError(f"{path}: '{name}' is {tensor.dtype} {shape}, it must be torch.float32 or float16 {size}")
         if not bool(tensor.isfinite().all()):
             raise UsageError(f"{path}: '{name}' has values that are not finite")

@@ -1,13 +1,13 @@
 """KVP: a learned order."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, PrivateAttr
 from torch import Tensor
 
-from kvbench.agents import Agents, load_agents
+from kvbench.agents import Agents, load_agents, shipped_agents
 from kvbench.errors import UsageError
 from kvbench.press import LayerCache, Reads, ScorePress
 
@@ -28,7 +28,11 @@ class KVP(ScorePress):
 
     static_scores: ClassVar[bool] = True
 
-    checkpoint: str | None = Field(None, description="The safetensors file with the model's trained agents.")
+    variant: Literal["mixture", "ruler", "oasst2"] = Field(
+        "mixture", description="Which agents of kvbench's own: trained on RULER, on conversations, or on both."
+    )
+    checkpoint: str | None = Field(None, description="A safetensors file with trained agents, in place of kvbench's.")
+    transfer: bool = Field(False, description="Use a checkpoint that was trained for another model of the same shape.")
     _agents: Agents | None = PrivateAttr(default=None)
     _digest: str | None = PrivateAttr(default=None)
 
@@ -36,20 +40,21 @@ class KVP(ScorePress):
         """Return a copy with the agents loaded and checked against the model.
 
         Raises:
-            UsageError: No checkpoint is given, it cannot be used, or it belongs to another model.
+            UsageError: There is no checkpoint for the model, it cannot be used, or it belongs to another model.
         """
+        file = Path(self.checkpoint) if self.checkpoint else shipped_agents(model, self.variant)
         ready = self.model_copy()
-        ready._agents = load_agents(self._file(), model)
+        ready._agents = load_agents(file, model, self.transfer)
         ready._digest = ready._agents.digest
         return ready
 
     def identity(self) -> dict[str, object]:
-        """Return version and parameters, with the digest of the agents' weights for the file's name.
+        """Return the version and the digest of the agents' weights, wherever their file lies.
 
         Raises:
-            UsageError: No checkpoint is given, or it cannot be used.
+            UsageError: The agents are kvbench's own, which are not known before the model is, or cannot be read.
         """
-        return {**super().identity(), "checkpoint": self._digest or load_agents(self._file()).digest}
+        return {"version": self.version, "checkpoint": self._digest or load_agents(self._file()).digest}
 
     @torch.no_grad()
     def score(self, layer: LayerCache) -> Tensor:
@@ -61,5 +66,5 @@ class KVP(ScorePress):
 
     def _file(self) -> Path:
         if self.checkpoint is None:
-            raise UsageError("press kvp needs trained agents: give them with kvp:checkpoint=FILE")
+            raise UsageError("press kvp takes agents that belong to a model: say which, or give kvp:checkpoint=FILE")
         return Path(self.checkpoint)

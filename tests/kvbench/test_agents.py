@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from kvbench.agents import Agents, AgentShape, AgentsInfo, load_agents, save_agents
+from kvbench.agents import Agents, AgentShape, AgentsInfo, load_agents, log_cosines, save_agents
 from kvbench.errors import UsageError
 from kvbench.models import ModelFacts
 
@@ -99,6 +99,31 @@ def test_positions_past_the_table_read_its_last_row() -> None:
     last = agents.score(0, keys, values, torch.full_like(positions, 63))
     assert torch.equal(agents.score(0, keys, values, torch.full_like(positions, 5000)), last)
     assert not torch.equal(agents.score(0, keys, values, torch.full_like(positions, 62)), last)
+
+
+def test_log_cosines_need_no_parameters_and_stay_bounded() -> None:
+    shape = SHAPE.model_copy(update={"position": "log_cosines", "positions": 100})
+    assert not any("position" in name for name in shape.tensors)
+    features = log_cosines(torch.tensor([0, 9, 99, 10**6]), 4, 99)
+    assert features.abs().max() <= 1
+    torch.testing.assert_close(features[0], torch.ones(4))
+    torch.testing.assert_close(features[1], torch.tensor([0.0, -1, 0, 1]), rtol=0, atol=1e-5)
+    agents = random_agents(INFO.model_copy(update={"shape": shape}))
+    keys, values, positions = random_states(9)
+    last = agents.score(0, keys, values, torch.full_like(positions, 99))
+    assert torch.equal(agents.score(0, keys, values, torch.full_like(positions, 5000)), last)
+    assert not torch.equal(agents.score(0, keys, values, torch.full_like(positions, 98)), last)
+
+
+def test_half_precision_storage_is_used_in_float32(tmp_path: Path) -> None:
+    agents = random_agents()
+    digest = save_agents(agents, tmp_path / "half.safetensors", torch.float16)
+    loaded = load_agents(tmp_path / "half.safetensors", FACTS)
+    assert loaded.digest == digest != agents.digest
+    assert all(torch.equal(loaded.weights[name], t.half().float()) for name, t in agents.weights.items())
+    save_agents(agents, tmp_path / "whole.safetensors")
+    sizes = [(tmp_path / f"{name}.safetensors").stat().st_size for name in ("half", "whole")]
+    assert sizes[0] < 0.6 * sizes[1]
 
 
 def test_scores_have_gradients_for_the_scored_layer_only() -> None:
@@ -228,10 +253,10 @@ def test_unknown_tensors_are_refused(checkpoint: Path) -> None:
         load_agents(checkpoint)
 
 
-@pytest.mark.parametrize("tensor", [torch.zeros(2, 3, 17), torch.zeros(2, 3, 16, dtype=torch.float16)])
+@pytest.mark.parametrize("tensor", [torch.zeros(2, 3, 17), torch.zeros(2, 3, 16, dtype=torch.bfloat16)])
 def test_a_tensor_must_have_its_shape_and_type(checkpoint: Path, tensor: Tensor) -> None:
     rewrite(checkpoint, lambda tensors, _: tensors.update(second_bias=tensor))
-    with pytest.raises(UsageError, match=r"'second_bias' is .*, it must be torch.float32 \(2, 3, 16\)"):
+    with pytest.raises(UsageError, match=r"'second_bias' is .*, it must be torch.float32 or float16 \(2, 3, 16\)"):
         load_agents(checkpoint)
 
 
