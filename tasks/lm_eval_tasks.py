@@ -268,9 +268,18 @@ def _manager_of(task: str, folder: Path | None) -> TaskManager:
     """
     if folder is not None:
         own = _manager(folder, installed=False)
-        if task in own.all_subtasks:
+        if _holds(own, task):
             return own  # at once: it takes seconds to read thousands of files
     return _manager(folder, installed=True)
+
+
+def _holds(manager: TaskManager, name: str) -> bool:
+    """Whether an index has a task, or a group with all its tasks."""
+    entry = manager.task_index.get(name)
+    if entry is None or not entry.cfg:
+        return False
+    members = entry.cfg["task"]
+    return isinstance(members, str) or all(isinstance(one, str) and _holds(manager, one) for one in members)
 
 
 @cache
