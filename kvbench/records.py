@@ -26,6 +26,11 @@ def cell_key(protocol: str, sample: str, question: int, press: str, budget: str)
     return content_hash([protocol, sample, question, press, budget])
 
 
+def press_identity(label: str, identity: object) -> str:
+    """Return the content hash of all that decides a press's ranking: its name and what `Press.identity` returns."""
+    return content_hash([label.partition(":")[0], identity])
+
+
 Schedule = Literal["after-prefill", "chunked"]
 Stopped = Literal["end", "stop", "length"]
 ShownAs = Literal["mean", "exp"]

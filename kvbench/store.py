@@ -53,7 +53,7 @@ class Results:
 
 def file_stem(protocol: Protocol) -> str:
     """Return the name, safe in every file system, that a protocol's files begin with."""
-    return f"{_safe(protocol.model)}_{_safe(protocol.task)}_{protocol.hash[:12]}"
+    return f"{safe_name(protocol.model)}_{safe_name(protocol.task)}_{protocol.hash[:12]}"
 
 
 def load(path: Path, columns: Collection[str] | None = None) -> Results:
@@ -258,5 +258,6 @@ def write_atomically(file: Path, content: str) -> None:
     partial.replace(file)
 
 
-def _safe(name: str) -> str:
+def safe_name(name: str) -> str:
+    """Return a name, shortened if need be, that is one in every file system."""
     return re.sub(r"[^A-Za-z0-9.+-]+", "-", name)[-64:].strip(".-") or "unnamed"
