@@ -31,6 +31,8 @@ _LINES = (".jsonl", ".jsonl.gz", ".json")
 _PARQUET = ".parquet"
 _BATCH = 64
 """Rows of a parquet file that are read at once."""
+_BUFFER = 1 << 20
+"""Bytes of each of its columns that are read at once."""
 
 Row = TypeVar("Row", bound=BaseModel)
 
@@ -118,12 +120,14 @@ class HubFiles(Files):
         repository: `organisation/name`.
         revision: The commit.
         names: Of the files, within the repository.
+        asked: The branch, tag or commit by which the hub was asked just now; none if its cache was.
         sizes: In bytes, as far as the hub says.
     """
 
     repository: str
     revision: str
     names: tuple[str, ...]
+    asked: str | None = field(default=None, compare=False)
     sizes: tuple[int | None, ...] = field(default=(), compare=False)
 
     @property
@@ -148,13 +152,19 @@ class HubFiles(Files):
 
     def paths(self) -> Sequence[Path]:
         """Return the files, downloaded into the hub's cache where they are not there yet."""
+        if self.asked is None:
+            return [path for path in self.cached() if path]
+        with _of_hub(self.origin):
+            return [self._downloaded(name, self.asked) for name in self.names]
+
+    def _downloaded(self, name: str, asked: str) -> Path:
+        """Fetch a file if the cache lacks it; asked by branch or tag, for the cache then knows what that was."""
         from huggingface_hub import hf_hub_download
 
-        with _of_hub(self.origin):
-            return [
-                path or Path(hf_hub_download(self.repository, name, repo_type="dataset", revision=self.revision))
-                for name, path in zip(self.names, self.cached(), strict=True)
-            ]
+        path = Path(hf_hub_download(self.repository, name, repo_type="dataset", revision=asked))
+        if self.revision not in path.parts:
+            raise UsageError(f"the hub's {self.repository} was changed while it was read: run the command again")
+        return path
 
     def open(self, partly: bool) -> Iterator[tuple[str, IO[bytes]]]:
         """Open one after the other: in the cache, or on the hub if only the first rows are wanted."""
@@ -173,7 +183,9 @@ class HubFiles(Files):
 
         with (
             _of_hub(self.origin),
-            HfFileSystem().open(f"datasets/{self.repository}@{self.revision}/{name}", "rb") as stream,
+            HfFileSystem().open(
+                f"datasets/{self.repository}@{self.revision}/{name}", "rb", block_size=_BUFFER
+            ) as stream,
         ):
             yield stream
 
@@ -302,7 +314,7 @@ def _on_hub(dataset: Dataset, revision: str | None) -> Files | None:
     names = tuple(sorted(name for name in sizes if fnmatchcase(name, dataset.pattern)))
     if not names:
         return None
-    return HubFiles(dataset.repository, commit, names, tuple(sizes[name] for name in names))
+    return HubFiles(dataset.repository, commit, names, revision or "main", tuple(sizes[name] for name in names))
 
 
 @cache
@@ -377,7 +389,7 @@ def _parquet_values(name: str, stream: IO[bytes]) -> Iterator[tuple[str, dict[st
     import pyarrow.parquet as pq
 
     number = 0
-    with pq.ParquetFile(stream) as file:
+    with pq.ParquetFile(stream, pre_buffer=False, buffer_size=_BUFFER) as file:  # only what the rows asked for take
         for batch in file.iter_batches(_BATCH):
             for values in batch.to_pylist():
                 number += 1
@@ -424,6 +436,8 @@ def _of_hub(origin: str) -> Iterator[None]:
     """Turn what can go wrong between here and the hub into one sentence."""
     try:
         yield
+    except UsageError:
+        raise
     except Exception as error:
         raise UsageError(f"{origin} cannot be read: {type(error).__name__}: {_first_line(error)}") from None
 

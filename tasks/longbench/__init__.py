@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, NoReturn, Self, TypeGuard
 
 from kvbench.errors import UsageError, unknown
 from kvbench.records import content_hash
-from kvbench.sources import Dataset, Source, Sources, find, need, rows
+from kvbench.sources import Dataset, Files, Source, Sources, need, rows
 from kvbench.task import Answer, Question, Sample, Task
 
 from .prompts import limit_for, parsed_limit, prompt_of, shortened
@@ -67,6 +67,7 @@ class LongBench(Task):
         """
         self._asked = subset
         self._source = (sources or {}).get(NAME)
+        self._found: dict[str, Files] = {}
         self._own_limit = limit
         self._limit = limit
 
@@ -100,7 +101,7 @@ class LongBench(Task):
 
     def data_of(self, subtask: str) -> str:
         """Say which copy of the rows this is."""
-        return f"{NAME} {need(dataset_of(subtask), self._source).origin if self._is_here(subtask) else 'none'}"
+        return f"{NAME} {self._files(subtask).origin if self._is_here(subtask) else 'none'}"
 
     def for_model(self, model: ModelFacts) -> Self:
         """Return the task with the limit that the benchmark has for the model's window, unless one was given."""
@@ -151,18 +152,24 @@ class LongBench(Task):
         if _is_file(self._source):
             return name in _subsets_in(self._source)
         try:
-            return find(dataset_of(name), self._source) is not None
-        except UsageError:  # the folder has no file of it, or the hub's revision has none
+            self._files(name)
+        except UsageError:  # the folder has no file of it, or the hub has none
             return False
+        return True
+
+    def _files(self, name: str) -> Files:
+        if name not in self._found:
+            self._found[name] = need(dataset_of(name), self._source)
+        return self._found[name]
 
     def _refuse(self, name: str) -> NoReturn:
         if not _is_file(self._source):
-            need(dataset_of(name), self._source)
+            self._files(name)
         raise UsageError(f"--data {NAME}={self._source} has no row whose dataset is '{name}'")
 
     def _rows(self, name: str, limit: int | None) -> Iterator[Row]:
         subset = SUBSETS[name]
-        files = need(dataset_of(name), self._source)
+        files = self._files(name)
         mixed = _is_file(self._source)
         found: Iterator[AnyRow] = rows(files, *KINDS, limit=None if mixed else limit)
         mine = (row for row in found if row.dataset in (None, name)) if mixed else found

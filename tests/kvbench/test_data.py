@@ -104,3 +104,41 @@ def test_a_wrong_name_is_refused(arguments: list[str], message: str) -> None:
     done = kvbench("data", "show", *arguments)
     assert done.returncode == 2
     assert message in done.stderr.splitlines()[-1]
+
+
+def test_fetch_says_where_data_is_that_was_given_and_what_is_missing(tmp_path: Path) -> None:
+    file = tmp_path / "validation.jsonl"
+    file.write_text('{"question": "is it", "passage": "It is.", "answer": true}\n')
+    done = kvbench("data", "fetch", "boolq", "--data", f"boolq={tmp_path}", "--json")
+    [found] = json.loads(done.stdout)
+    assert (found["name"], found["files"]) == ("boolq", [str(file)])
+    done = kvbench("data", "fetch", "ruler-4k:vt")
+    assert (done.returncode, done.stdout) == (0, "ruler-4k:vt: the hub has no data of it\n")
+    done = kvbench("data", "fetch", "longbench:trec+lsht")
+    assert done.returncode == 2
+    assert "LongBench's trec is neither on this machine nor" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["boolq", "--revision", "essays=main"], "unknown data of boolq 'essays'"),
+        (["ruler-4k:niah_single_2", "--revision", "essays=main"], "unknown dataset with revisions of"),
+        (["boolq", "--revision", "boolq"], "write it as NAME=REVISION"),
+        (["boolq", "--revision", "boolq=v1"], "--revision boolq=v1: neither the hub's google/boolq nor its cache has"),
+        (["boolq", "--revision", "boolq=v1", "--data", "boolq=."], "a local copy has no revision"),
+    ],
+)
+def test_a_wrong_revision_is_refused(arguments: list[str], message: str) -> None:
+    for command in ("show", "fetch"):
+        done = kvbench("data", command, *arguments)
+        assert done.returncode == 2
+        assert message in done.stderr.splitlines()[-1]
+
+
+def test_prompts_are_shown_as_short_as_the_model_takes_them(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"context": "word " * 9000, "input": "", "answers": ["a"]}) + "\n")
+    [facts] = show_json("longbench:lcc", "--data", f"longbench={file}")["samples"]
+    assert facts["truncated_tokens"] > 1000
+    assert facts["prompts"][0]["context_tokens"] < 7510
