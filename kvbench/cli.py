@@ -354,6 +354,60 @@ def traces(
 
 
 @app.command()
+def cost(
+    press: Annotated[
+        list[str],
+        typer.Option("--press", "-p", help="Presses, comma-separated, or all; oracle and random are added."),
+    ],
+    task: Annotated[list[str] | None, typer.Option("--task", "-t", help="Tasks, comma-separated.")] = None,
+    from_traces: Annotated[
+        Path | None,
+        typer.Option(
+            "--traces", help="Rank stored traces instead of running the model; not with presses that read queries."
+        ),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option("--samples", "-n", min=1, help="Per task; 13 by default, of traces all.")
+    ] = None,
+    model: ModelOption = "smollm2-135m",
+    data: DataOption = None,
+    budgets: Annotated[
+        str, typer.Option("--budgets", "-b", help="Points of the curves: tokens per KV head or shares of the context.")
+    ] = "16,32,64,128,256,512,1024,2048",
+    protect: Annotated[str, typer.Option(help="First and last tokens put in front of every ranking.")] = "0,0",
+    rollout: Annotated[int, typer.Option(min=1, help="Most tokens of a future that is generated.")] = 300,
+    seed: Annotated[int, typer.Option(min=0, help="Of generated data and seeded presses.")] = seeds.BENCHMARK,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    attention: AttentionOption = "sdpa",
+    to: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder of the reports; presses are added to what is there.")
+    ] = Path("results/cost"),
+    as_json: JsonOption = False,
+) -> None:
+    """Measure presses by the future attention they evict, per head and budget, without answering anything."""
+    from kvbench.commands.cost import CostRequest, cost_command
+
+    request = CostRequest(
+        presses=press,
+        tasks=task or [],
+        traces=from_traces,
+        samples=samples,
+        data=data or [],
+        model=model,
+        budgets=budgets,
+        protect=protect,
+        rollout=rollout,
+        seed=seed,
+        dtype=dtype,
+        device=device,
+        attention=attention,
+        to=to,
+    )
+    cost_command(request, as_json, out, err)
+
+
+@app.command()
 def doctor(as_json: JsonOption = False) -> None:
     """Look at this machine: versions, processor, memory, model, caches."""
     from kvbench.commands.doctor import doctor_command
