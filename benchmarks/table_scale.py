@@ -16,8 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from kvbench.records import FULL, Protocol, Record, content_hash
+from kvbench.records import FULL, Protocol
 from kvbench.store import ResultsFolder
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+from simulated import make_protocol, make_record
 
 CONTEXT = 32_000
 BUDGETS = [32 << step for step in range(10)]
@@ -51,7 +54,7 @@ def write(folder: Path, presses: int, tasks: int, samples: int) -> None:
     middles = np.sort(random.uniform(5, 13, presses))
     chances = 0.8 / (1 + np.exp(middles[:, None] - np.log2(BUDGETS)))  # [presses, budgets]
     for task in range(tasks):
-        protocol = _protocol(f"task-{task}")
+        protocol = make_protocol(model="simulated", task=f"task-{task}")
         file = ResultsFolder(folder).records_file(protocol)
         file.with_suffix(".protocol.json").write_text(protocol.model_dump_json())
         with file.open("w") as stream:
@@ -70,33 +73,8 @@ def _lines(protocol: Protocol, sample: str, chances: np.ndarray, random: np.rand
 
 def _template(sample: str) -> tuple[str, str]:
     """Return what a record of a sample has between its budget and its score, and after its score."""
-    record = Record(
-        key="",
-        environment="0123456789abcdef",
-        press="",
-        press_identity="",
-        budget="",
-        budget_tokens=1,
-        sample=sample,
-        sample_hash=content_hash(sample),
-        data="simulated",
-        subtask="all",
-        source=sample,
-        context_tokens=CONTEXT,
-        compressed=True,
-        score=0.0,
-        prediction="The special magic number for the quiet harbour is 7421063. — 数字",
-        targets=("7421063",),
-        new_tokens=24,
-        stopped="end",
-        kept_min=256,
-        kept_max=256,
-        peak_entries=32_024,
-        kept_bytes=11_796_480,
-        prefill_seconds=12.437182,
-        ranking_seconds=0.216503,
-        answering_seconds=1.970426,
-    )
+    changes = {"context_tokens": CONTEXT, "compressed": True, "peak_entries": 32_024}
+    record = make_record("", "256", sample, score=0.0, **changes)
     line = record.model_dump_json()
     start, middle, end = line.index('"sample"'), line.index('"score"'), line.index('"prediction"')
     return line[start:middle], line[end:]
@@ -110,27 +88,6 @@ def _line(
         f'{{"key":"{key}","environment":"0123456789abcdef","press":"{press}","press_identity":"{press:_<16}",'
         f'"budget":"{budget}","budget_tokens":{tokens},{before}"score":{score},{after}\n'
     )
-
-
-def _protocol(task: str) -> Protocol:
-    content = {
-        "model": "simulated",
-        "weights": content_hash("weights"),
-        "task": task,
-        "task_version": 1,
-        "metric": "recall",
-        "binary": False,
-        "schedule": "after-prefill",
-        "chunk": None,
-        "question": "inside",
-        "protect_first": 4,
-        "protect_last": 16,
-        "dtype": "float32",
-        "attention": "sdpa",
-        "device": "cpu",
-        "seed": 42,
-    }
-    return Protocol.model_validate(content)
 
 
 if __name__ == "__main__":

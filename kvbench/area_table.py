@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import numpy as np
@@ -12,11 +12,10 @@ import pandas as pd
 from rich.console import Console
 
 from kvbench.captions import conditions_of, metric_of
-from kvbench.errors import unknown
 from kvbench.measure import ENOUGH, Measure
 from kvbench.statistics import Curve, Difference, Summary
 from kvbench.table import MARKS, NOT_KNOWN, NOT_RUN, Table, areas
-from kvbench.table_layout import Column, Layout, to_latex, to_markdown, to_terminal
+from kvbench.table_layout import Column, Layout, show_layouts
 
 
 def show_areas(tables: Sequence[Table], style: str, console: Console) -> None:
@@ -25,12 +24,8 @@ def show_areas(tables: Sequence[Table], style: str, console: Console) -> None:
     Raises:
         UsageError: There is no such style.
     """
-    if style == "rich":
-        to_terminal(area_layout(tables), console)
-    elif style in _STYLES:
-        console.out(_STYLES[style](tables), highlight=False, end="")
-    else:
-        raise unknown("table format", style, ["rich", *_STYLES])
+    for_machines = {"csv": lambda: _to_csv(tables), "json": lambda: _to_json(tables)}
+    show_layouts([area_layout(tables)], for_machines, style, console)
 
 
 def area_layout(tables: Sequence[Table]) -> Layout:
@@ -89,14 +84,6 @@ def _to_csv(tables: Sequence[Table]) -> str:
 
 def _to_json(tables: Sequence[Table]) -> str:
     return json.dumps(area_rows(tables), indent=2, ensure_ascii=False) + "\n"
-
-
-_STYLES: dict[str, Callable[[Sequence[Table]], str]] = {
-    "md": lambda tables: to_markdown(area_layout(tables)),
-    "csv": _to_csv,
-    "json": _to_json,
-    "latex": lambda tables: to_latex(area_layout(tables)),
-}
 
 
 def _presses(tables: Sequence[Table]) -> list[str]:

@@ -10,15 +10,12 @@ import pandas as pd
 from rich.console import Console
 
 from kvbench.captions import area_in_words, conditions_of, missing_subtasks, title_of
-from kvbench.errors import unknown
 from kvbench.mean_interval import Estimate
 from kvbench.measure import Measure
 from kvbench.records import FULL, Protocol
 from kvbench.statistics import Cell, Curve, NoiseFloor, Summary, summarise
 from kvbench.store import Results
-from kvbench.table_layout import Column, Layout, to_terminal
-from kvbench.table_layout import to_latex as layout_to_latex
-from kvbench.table_layout import to_markdown as layout_to_markdown
+from kvbench.table_layout import Column, Layout, show_layouts
 
 NOT_KNOWN = "n/a"
 NOT_RUN = "-"
@@ -71,23 +68,8 @@ def show(tables: Sequence[Table], style: str, console: Console) -> None:
     Raises:
         UsageError: There is no such style.
     """
-    if style == "rich":
-        for table in tables:
-            to_terminal(_layout(table), console)
-    elif style in _STYLES:
-        console.out(_STYLES[style](tables), highlight=False, end="")
-    else:
-        raise unknown("table format", style, ["rich", *_STYLES])
-
-
-def to_markdown(tables: Sequence[Table]) -> str:
-    """Render tables as Markdown, each under a heading."""
-    return "\n".join(layout_to_markdown(_layout(table)) for table in tables)
-
-
-def to_latex(tables: Sequence[Table]) -> str:
-    """Render tables for LaTeX with the package booktabs."""
-    return "\n".join(layout_to_latex(_layout(table)) for table in tables)
+    for_machines = {"csv": lambda: to_csv(tables), "json": lambda: to_json(tables)}
+    show_layouts([_layout(table) for table in tables], for_machines, style, console)
 
 
 def to_csv(tables: Sequence[Table]) -> str:
@@ -132,14 +114,6 @@ def to_json(tables: Sequence[Table]) -> str:
         for table in tables
     ]
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-
-
-_STYLES: dict[str, Callable[[Sequence[Table]], str]] = {
-    "md": to_markdown,
-    "csv": to_csv,
-    "json": to_json,
-    "latex": to_latex,
-}
 
 
 def areas(curves: Sequence[Curve], leader: str | None) -> list[str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
+
+from kvbench.errors import unknown
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,34 @@ class Layout:
     def columns(self) -> list[Column]:
         """All columns."""
         return [self.names, *(column for group in self.groups for column in group)]
+
+
+def show_layouts(
+    layouts: Sequence[Layout], machine_readable: Mapping[str, Callable[[], str]], style: str, console: Console
+) -> None:
+    """Print tables as `rich` (for reading, within the console's width), `md`, `latex` or for machines.
+
+    Args:
+        layouts: The tables in words.
+        machine_readable: What the same tables are in each style that is not for people.
+        style: Which.
+        console: Where to.
+
+    Raises:
+        UsageError: There is no such style.
+    """
+    texts: dict[str, Callable[[], str]] = {
+        "md": lambda: "\n".join(map(to_markdown, layouts)),
+        **machine_readable,
+        "latex": lambda: "\n".join(map(to_latex, layouts)),
+    }
+    if style == "rich":
+        for layout in layouts:
+            to_terminal(layout, console)
+    elif style in texts:
+        console.out(texts[style](), highlight=False, end="")
+    else:
+        raise unknown("table format", style, ["rich", *texts])
 
 
 def to_terminal(layout: Layout, console: Console) -> None:
