@@ -1,4 +1,4 @@
-"""`kvbench plot`: score over cache size."""
+"""`kvbench plot`: the figures of a results folder."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from kvbench.commands.table import is_bound
 from kvbench.errors import UsageError
 from kvbench.plots import plot_results
 from kvbench.press import ATTENTION_READS
@@ -20,7 +21,7 @@ def plot_command(results: Path, figures: Path, formats: str, out: Console) -> No
         UsageError: It is no results folder, or there is no such format.
     """
     wanted = [piece.strip() for piece in formats.split(",")]
-    for figure in plot_results(load(results), figures, wanted, reads_attention):
+    for figure in plot_results(load(results), figures, wanted, reads_attention, is_bound):
         out.print(str(figure), highlight=False, soft_wrap=True)
 
 

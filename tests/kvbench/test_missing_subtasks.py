@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -10,12 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from rich.console import Console
 
-from kvbench.captions import missing_subtasks
-from kvbench.plot_style import looks_of
-from kvbench.plots import draw
-from kvbench.statistics import summarise
+from kvbench.area_plots import draw_areas
+from kvbench.curve_plots import draw_curves
+from kvbench.plot_style import Look, looks_of
 from kvbench.store import Results, load
-from kvbench.table import make_tables, show
+from kvbench.table import Table, make_tables, show
 from simulated import make_protocol, simulate
 
 TASK = ("niah_single_1", "vt", "cwe", "qa_1", "qa_2")
@@ -64,11 +64,12 @@ def test_machines_read_what_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("subtasks", [("vt",), ("niah_single_1", "vt", "cwe")])
-def test_a_figure_says_it_too(tmp_path: Path, subtasks: tuple[str, ...]) -> None:
-    results = results_of(tmp_path, *subtasks)
-    [protocol] = results.protocols.values()
-    missing = missing_subtasks(protocol, subtasks)
-    figure: Figure = draw(protocol, summarise(results.rows(protocol)), looks_of({"kvp"}, lambda _: False), missing)
+@pytest.mark.parametrize("draw", [draw_curves, draw_areas])
+def test_a_figure_says_it_too(
+    tmp_path: Path, subtasks: tuple[str, ...], draw: Callable[[Table, dict[str, Look]], Figure]
+) -> None:
+    [table] = make_tables(results_of(tmp_path, *subtasks))
+    figure = draw(table, looks_of({"kvp"}, lambda _: False))
     texts = " ".join(text.get_text() for text in figure.findobj(Text)).replace("\n", " ")
     assert f"({len(subtasks)} of 5 subtasks)" in texts
-    assert f"Missing: {', '.join(missing)}." in texts
+    assert f"Missing: {', '.join(table.missing)};" in texts

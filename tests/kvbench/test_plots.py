@@ -11,16 +11,21 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from kvbench.area_plots import draw_areas, draw_ranking_shares, ranking_shares
+from kvbench.curve_plots import draw_bytes, draw_curves, measured_sizes
 from kvbench.errors import UsageError
 from kvbench.mean_interval import Estimate
-from kvbench.plot_style import looks_of
-from kvbench.plots import draw, plot_results
+from kvbench.plot_style import Look, looks_of
+from kvbench.plots import plot_results
 from kvbench.records import FULL
 from kvbench.statistics import Budget, Cell, Curve, Summary, summarise
 from kvbench.store import Results, ResultsFolder, file_stem, load
+from kvbench.subtask_plots import draw_subtasks
+from kvbench.table import Table, make_tables
 from simulated import PRESSES, make_protocol, make_record, simulate
 
 FORMATS = ("png", "svg", "pdf")
+FIGURES = ("", "_subtasks", "_auc", "_bytes", "_ranking")
 MAGIC = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 
 
@@ -42,7 +47,7 @@ def results(folder: Path) -> Results:
 
 def figure_of(summary: Summary) -> Figure:
     looks = looks_of([curve.press for curve in summary.curves], reads_attention)
-    return draw(make_protocol(), summary, looks)
+    return draw_curves(Table(make_protocol(), None, summary), looks)
 
 
 def texts_of(figure: Figure) -> list[Text]:
@@ -60,12 +65,17 @@ def summary_of(ends: dict[str, float]) -> Summary:
     return Summary(budgets, cell(0.8), tuple(curves))
 
 
-def test_there_is_one_figure_per_protocol_and_format(tmp_path: Path) -> None:
+def looks() -> dict[str, Look]:
+    return looks_of(PRESSES, reads_attention)
+
+
+def test_all_figures_of_each_protocol_are_written_in_each_format(tmp_path: Path) -> None:
     protocols = [make_protocol(dtype=dtype) for dtype in ("float32", "bfloat16")]
     for protocol in protocols:
         simulate(tmp_path / "results", protocol, {"kvp": 5.0}, ["64", "128"], samples=2)
     files = plot_results(load(tmp_path / "results"), tmp_path / "figures", FORMATS, reads_attention)
-    names = {f"{file_stem(protocol)}.{name}" for protocol in protocols for name in FORMATS}
+    stems = [f"{file_stem(protocol)}{figure}" for protocol in protocols for figure in FIGURES]
+    names = {f"{stem}.{name}" for stem in stems for name in FORMATS}
     assert {file.name for file in files} == names
     assert set((tmp_path / "figures").iterdir()) == set(files)
     assert all(file.read_bytes().startswith(MAGIC[file.suffix[1:]]) for file in files)
@@ -146,6 +156,121 @@ def test_a_gap_is_left_where_nothing_is_known() -> None:
     assert "kvp" in labels
     assert "tova" not in labels
     assert any("3 answers failed" in label for label in labels)
+
+
+def test_a_figure_of_what_nobody_measured_is_left_out(tmp_path: Path) -> None:
+    with ResultsFolder(tmp_path / "results").writer() as writer:
+        unmeasured = {"kept_bytes": None, "ranking_seconds": None}
+        records = [make_record(sample=f"vt/{place}", **unmeasured) for place in range(3)]
+        records += [make_record(FULL, FULL, f"vt/{place}", **unmeasured) for place in range(3)]
+        writer.append(make_protocol(), records)
+    [file] = plot_results(load(tmp_path / "results"), tmp_path, ["svg"], reads_attention)
+    assert file.name == f"{file_stem(make_protocol())}.svg"
+
+
+def test_each_subtask_has_a_panel_with_its_own_means(results: Results) -> None:
+    whole, *parts = make_tables(results, subtasks=True)
+    figure = draw_subtasks(whole, parts, looks())
+    panels = [axes for axes in figure.axes if axes.get_visible()]
+    assert [axes.get_title(loc="left") for axes in panels] == [part.subtask for part in parts] != []
+    assert len({(axes.get_xlim(), axes.get_ylim(), axes.get_xscale()) for axes in panels}) == 1
+    for axes, part in zip(panels, parts, strict=True):
+        drawn = {tuple(line.get_ydata()) for line in axes.lines}
+        for curve in part.summary.curves:
+            assert tuple(curve.cells[budget.label].score.mean for budget in part.summary.budgets) in drawn
+    [key] = figure.legends
+    assert [text.get_text() for text in key.get_texts()] == [*(c.press for c in whole.summary.curves), "full cache"]
+
+
+@pytest.mark.parametrize("count", [2, 5, 13, 21])
+def test_the_panels_and_the_key_do_not_touch(results: Results, count: int) -> None:
+    whole, *parts = make_tables(results, subtasks=True)
+    figure = draw_subtasks(whole, [parts[place % len(parts)] for place in range(count)], looks())
+    FigureCanvasAgg(figure).draw()
+    boxes = [axes.get_tightbbox() for axes in figure.axes if axes.get_visible()]
+    boxes += [figure.legends[0].get_window_extent(), *(text.get_window_extent() for text in figure.texts)]
+    assert len(boxes) >= count + 4
+    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y0 >= 0 and box.y1 <= figure.bbox.y1 for box in boxes)
+    for one, other in combinations(boxes, 2):
+        assert not one.padded(-1).overlaps(other.padded(-1))
+
+
+def test_the_bars_are_the_tables_areas(results: Results) -> None:
+    [table] = make_tables(results, is_bound=lambda press: press == "oracle")
+    axes = draw_areas(table, looks()).axes[0]
+    curves = table.summary.curves
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([curve.auc for curve in curves])
+    assert {bar.get_x() for bar in axes.patches} == {0}
+    ends = [tuple(lines.get_segments()[0][:, 0]) for lines in axes.collections]
+    assert ends == [(curve.auc_low, curve.auc_high) for curve in curves]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [curve.press for curve in curves]
+    values = [text.get_text() for text in axes.texts if "±" in text.get_text()]
+    assert [value.partition("±")[0] for value in values] == [f"{curve.auc:.2f}" for curve in curves]
+    [marked] = [value for value in values if value.endswith("*")]
+    assert values.index(marked) == [curve.press for curve in curves].index(str(table.summary.leader)) > 0
+
+
+def test_where_less_is_better_bars_begin_at_the_full_cache(tmp_path: Path) -> None:
+    protocol = make_protocol(metric="perplexity", lower_is_better=True, shown_as="exp")
+    simulate(tmp_path, protocol, {"kvp": 5.0, "tova": 7.0})
+    [table] = make_tables(load(tmp_path))
+    axes = draw_areas(table, looks()).axes[0]
+    ends = [bar.get_x() + bar.get_width() for bar in axes.patches]
+    assert {bar.get_x() for bar in axes.patches} == {1}
+    assert ends == pytest.approx([curve.auc for curve in table.summary.curves])
+    assert "multiple of the full cache" in axes.get_xlabel()
+
+
+def test_a_perplexity_has_a_logarithmic_axis_in_every_figure(tmp_path: Path) -> None:
+    protocol = make_protocol(metric="perplexity", lower_is_better=True, shown_as="exp")
+    simulate(tmp_path, protocol, {"kvp": 5.0, "tova": 7.0})
+    results = load(tmp_path)
+    whole, *parts = make_tables(results, subtasks=True)
+    figures = [draw_curves(whole, looks()), draw_subtasks(whole, parts, looks())]
+    figures.append(draw_bytes(whole, looks(), measured_sizes(results.frame)))
+    for figure in figures:
+        assert {axes.get_yscale() for axes in figure.axes if axes.get_visible()} == {"log"}
+    assert figures[0].axes[0].get_ylabel() == "perplexity (lower is better)"
+
+
+def test_scores_stand_at_their_measured_bytes(tmp_path: Path) -> None:
+    with ResultsFolder(tmp_path).writer() as writer:
+        for place in range(3):
+            records = [
+                make_record("kvp", budget, f"vt/{place}", score, kept_bytes=(size + place) << 20)
+                for budget, score, size in (("64", 0.25, 1), ("256", 0.5, 7))
+            ]
+            records.append(make_record(FULL, FULL, f"vt/{place}", 0.75, kept_bytes=31 << 20))
+            writer.append(make_protocol(), records)
+    results = load(tmp_path)
+    [table] = make_tables(results)
+    axes = draw_bytes(table, looks(), measured_sizes(results.frame)).axes[0]
+    points = [list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in axes.lines]
+    assert [(2.0, 0.25), (8.0, 0.5)] in points
+    assert [(31.0, 0.75)] in points
+    assert axes.get_xscale() == "log"
+    assert "MiB" in axes.get_xlabel()
+
+
+def test_a_rankings_time_is_the_median_share_of_the_prefill_over_samples(tmp_path: Path) -> None:
+    seconds = {"kvp": (1.0, 2.0, 6.0), "tova": (0.5, 0.5, 0.5), "h2o": (None, None, None)}
+    with ResultsFolder(tmp_path).writer() as writer:
+        for place in range(3):
+            records = [
+                make_record(press, budget, f"vt/{place}", ranking_seconds=times[place], prefill_seconds=10.0)
+                for press, times in seconds.items()
+                for budget in ("64", "256")
+            ]
+            writer.append(make_protocol(), [*records, make_record(FULL, FULL, f"vt/{place}", ranking_seconds=0.0)])
+    results = load(tmp_path)
+    shares = ranking_shares(results.frame)
+    assert [(share.press, share.median, share.samples) for share in shares] == [("tova", 0.05, 3), ("kvp", 0.2, 3)]
+    assert (shares[1].low, shares[1].high) == pytest.approx((0.15, 0.4))
+    [table] = make_tables(results)
+    axes = draw_ranking_shares(table, looks(), shares).axes[0]
+    assert [line.get_xdata()[0] for line in axes.lines] == [0.05, 0.2]
+    assert [text.get_text() for text in axes.texts] == ["5 %", "20 %"]
+    assert axes.get_xscale() == "log"
 
 
 def test_the_full_cache_alone_has_no_curve(tmp_path: Path) -> None:

@@ -1,0 +1,113 @@
+"""Figures of a task's subtasks as small multiples: score over cache size in each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from kvbench.captions import conditions_of, metric_of
+from kvbench.curve_plots import axis_budgets, draw_full, draw_line, scale_budgets, scores_of, shifts_of
+from kvbench.plot_frame import BOTTOM, TOP, WIDTH, marker_of, new_figure, scale_scores, styled, write_texts
+from kvbench.plot_style import INK, Look
+from kvbench.table import Table
+
+_PANEL = 1.35  # inches, with its title
+_KEY_LINE = 0.16  # inches
+_SCALE = 0.7  # of lines and markers, beside those of a figure with one panel
+
+
+@styled
+def draw_subtasks(whole: Table, parts: Sequence[Table], looks: Mapping[str, Look]) -> Figure:
+    """Draw a panel per subtask, all with the same axes, and one key for all.
+
+    Args:
+        whole: The table of the task, whose order of presses the key has.
+        parts: The tables of its subtasks.
+        looks: By press.
+    """
+    columns = _columns(len(parts))
+    rows = ceil(len(parts) / columns)
+    names = [curve.press for curve in whole.summary.curves]
+    per_line = max(1, int((WIDTH - 0.2) / (0.45 + 0.062 * max(len("full cache"), *map(len, names)))))
+    key = _KEY_LINE * ceil((len(names) + 1) / per_line) + 0.08
+    figure = new_figure(TOP + key + rows * _PANEL + BOTTOM)
+    height = figure.get_figheight()
+    panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
+    figure.subplots_adjust(
+        left=0.5 / WIDTH,
+        right=1 - 0.1 / WIDTH,
+        bottom=BOTTOM / height,
+        top=1 - (TOP + key + 0.2) / height,
+        wspace=0.08,
+        hspace=0.3,
+    )
+    for axes, part in zip(panels, parts, strict=False):
+        _draw_panel(axes, part, looks)
+    for spare in panels[len(parts) :]:
+        spare.set_visible(False)
+    _scale(panels, whole, parts, columns)
+    figure.legend(
+        [*(marker_of(looks[name]) for name in names), Line2D((), (), color=INK, linewidth=1.0)],
+        [*names, "full cache"],
+        loc="upper left",
+        bbox_to_anchor=(0, 1 - (TOP - 0.06) / height),
+        ncols=per_line,
+        fontsize=7,
+        frameon=False,
+        handlelength=2.2,
+        columnspacing=1.2,
+        labelspacing=0.35,
+    )
+    write_texts(figure, whole.title, conditions_of(whole.protocol), _notes(whole, parts, looks))
+    return figure
+
+
+def _columns(panels: int) -> int:
+    """Return how many panels stand side by side: as many of 3 to 5 as leave the fewest places empty."""
+    return min(panels, 3) if panels <= 3 else min((5, 4, 3), key=lambda columns: -panels % columns)
+
+
+def _draw_panel(axes: Axes, part: Table, looks: Mapping[str, Look]) -> None:
+    budgets = axis_budgets(part.summary)
+    if part.summary.full:
+        draw_full(axes, part.summary.full.score)
+    tokens = [budget.tokens for budget in budgets]
+    for curve, shift in zip(reversed(part.summary.curves), shifts_of(len(part.summary.curves)), strict=True):
+        scores = scores_of(curve, budgets)
+        draw_line(axes, curve.press, tokens, scores, looks[curve.press], 0.5 * shift, _SCALE)
+    axes.set_title(part.subtask or "", size=7.5, color=INK, loc="left", pad=3)
+
+
+def _scale(panels: Sequence[Axes], whole: Table, parts: Sequence[Table], columns: int) -> None:
+    """Give all panels the same axes, written on the outermost."""
+    full = [part.summary.full.score for part in parts if part.summary.full]
+    cells = [cell.score for part in parts for curve in part.summary.curves for cell in curve.cells.values()]
+    budgets = axis_budgets(whole.summary)
+    for place, axes in enumerate(panels[: len(parts)]):
+        scale_budgets(axes, budgets)
+        scale_scores(axes, whole.protocol, [*full, *cells])
+        lowest = place + columns >= len(parts)
+        axes.tick_params(labelsize=6.5, labelbottom=lowest, labelleft=place % columns == 0)
+        axes.tick_params(axis="x", labelrotation=90 if len(budgets) > 5 else 0)
+        axes.set_xlabel("")
+        axes.set_ylabel("")
+    figure = panels[0].get_figure()
+    assert isinstance(figure, Figure)
+    figure.supxlabel("cache size, tokens per KV head", size=8, color=INK, y=0.36 / figure.get_figheight())
+    figure.supylabel(metric_of(whole.protocol), size=8, color=INK, x=0.01)
+
+
+def _notes(whole: Table, parts: Sequence[Table], looks: Mapping[str, Look]) -> list[str]:
+    counts = [c.n for part in parts for curve in part.summary.curves for c in curve.cells.values()]
+    notes = [f"Missing: {', '.join(whole.missing)}"] if whole.missing else []
+    answers = "-".join(map(str, sorted({min(counts), max(counts)})))
+    notes.append(f"Bars: 95 % intervals over {answers} answers each; all panels have the same axes")
+    if any(looks[curve.press].dashed for curve in whole.summary.curves):
+        notes.append("dashed: reads attention")
+    if failed := sum(c.failed for part in parts for curve in part.summary.curves for c in curve.cells.values()):
+        notes.append(f"{failed} answers failed and are in no mean")
+    return notes
