@@ -13,21 +13,21 @@ demo: $(VENV)/ready
 	$(BIN)/kvbench plot $(DEMO)
 
 # The agents that come with kvbench. KVP_DATA names local copies of RULER's and OASST2's data: --data essays=PATH …
-# The seeds are the commands' own: traces are drawn from 1729, the benchmark's samples from 42.
+# The seeds are the commands' own: traces are drawn from 1729, the benchmark's samples from 42. RULER's questions
+# (qa_1, qa_2) do not fit into 1k and 2k.
 KVP := kvp-work
 KVP_DATA ?=
-KVP_RULER ?= ruler-1k:niah_single_1+niah_single_2+niah_single_3+niah_multikey_1+niah_multikey_2+niah_multivalue+niah_multiquery+vt+cwe+fwe,ruler-4k
-KVP_OASST2 ?= oasst2-1k:train,oasst2:train
-KVP_SAMPLES ?= 40
-KVP_STEPS ?= 250
+KVP_NEEDLES := niah_single_1+niah_single_2+niah_single_3+niah_multikey_1+niah_multikey_2+niah_multikey_3+niah_multivalue+niah_multiquery+vt+cwe+fwe
+KVP_STEPS ?= 240
 AGENTS := kvbench/checkpoints/smollm2-135m
 
 kvp: $(VENV)/ready
 	mkdir -p $(KVP) kvbench/checkpoints
-	$(BIN)/kvbench traces --task $(KVP_RULER) --samples $(KVP_SAMPLES) --out $(KVP)/ruler $(KVP_DATA)
-	$(BIN)/kvbench traces --task $(KVP_OASST2) --samples $(KVP_SAMPLES) --out $(KVP)/oasst2 $(KVP_DATA)
-	$(BIN)/kvbench train --traces $(KVP)/ruler --traces $(KVP)/oasst2 --steps $(KVP_STEPS) --half --out $(AGENTS).safetensors
-	$(BIN)/kvbench train --traces $(KVP)/ruler --steps $(KVP_STEPS) --half --out $(AGENTS)-ruler.safetensors
+	$(BIN)/kvbench traces --task ruler-1k:$(KVP_NEEDLES),ruler-2k:$(KVP_NEEDLES) --samples 22 --rollout 128 --out $(KVP)/ruler-short $(KVP_DATA)
+	$(BIN)/kvbench traces --task oasst2-1k:train,oasst2-2k:train,oasst2:train --samples 16 --rollout 128 --out $(KVP)/oasst2 $(KVP_DATA)
+	$(BIN)/kvbench traces --task ruler-4k --samples 26 --rollout 128 --out $(KVP)/ruler-4k $(KVP_DATA)
+	$(BIN)/kvbench train --traces $(KVP)/ruler-short --traces $(KVP)/ruler-4k --traces $(KVP)/oasst2 --steps $(KVP_STEPS) --half --out $(AGENTS).safetensors
+	$(BIN)/kvbench train --traces $(KVP)/ruler-short --traces $(KVP)/ruler-4k --steps $(KVP_STEPS) --half --out $(AGENTS)-ruler.safetensors
 	$(BIN)/kvbench train --traces $(KVP)/oasst2 --steps $(KVP_STEPS) --half --out $(AGENTS)-oasst2.safetensors
 
 test: $(VENV)/ready
