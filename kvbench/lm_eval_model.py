@@ -27,8 +27,8 @@ from kvbench.models import choose_device, choose_dtype, find
 from kvbench.press import Press, sample_seed
 from kvbench.prompts import Prompt
 from kvbench.ranking import Protect
-from kvbench.records import FULL
-from kvbench.registry import make_press
+from kvbench.records import FULL, press_identity
+from kvbench.registry import make_press, press_label
 from kvbench.task import Answer, Question
 from kvbench.variants import Job, Variant
 
@@ -105,8 +105,8 @@ class KVBenchLM(HFLM):  # type: ignore[misc]
         super().__init__(
             pretrained=self._kvbench.network, tokenizer=self._kvbench.tokenizer, max_length=max_length, batch_size=1
         )
-        self._press_name = press
-        self._presses: dict[str, Press] = {press: made}
+        self._press_name = press_label(press.partition(":")[0], made)
+        self._presses: dict[str, Press] = {self._press_name: made}
         self._protected = Protect(*parse_protect(protect.replace(":", ",")))
         self._seed = seed
 
@@ -127,7 +127,7 @@ class KVBenchLM(HFLM):  # type: ignore[misc]
             "model_dtype": self._kvbench.dtype,
             "weights": self._kvbench.facts.weights,
             "press": self._press_name,
-            "press_identity": self._presses[self._press_name].identity(),
+            "press_identity": press_identity(self._press_name, self._presses[self._press_name].identity()),
             "budget": self._budget.label if self._budget else FULL,
             "question": "inside",
             "protect_first": self._protected.first,

@@ -62,6 +62,7 @@ class LMEval(Task):
         """
         self.task = task
         self.shots = shots
+        self._folder = folder
         self._manager = _manager_of(task, folder)
         self._scorers = _scorers(self._manager, task)
         measures = {scorer.measure for scorer in self._scorers.values()}
@@ -75,6 +76,10 @@ class LMEval(Task):
         self.metric = metric  # type: ignore[misc]
         self.lower_is_better = lower_is_better  # type: ignore[misc]
         self.binary = binary  # type: ignore[misc]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel to another process as a name: a task's own functions cannot be pickled."""
+        return _looked_up, (self.task, self.shots, self._folder)
 
     @classmethod
     def create(cls, variant: str | None, subset: str | None, sources: Sources) -> Self:
@@ -175,6 +180,11 @@ class LMEval(Task):
             source=f"{subtask}/{number}",
             template="none",
         )
+
+
+@cache
+def _looked_up(task: str, shots: int | None, folder: Path | None) -> LMEval:
+    return LMEval(task, shots, folder)
 
 
 class _Scorer:

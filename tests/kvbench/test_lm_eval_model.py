@@ -19,6 +19,8 @@ from command_line import kvbench
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.lm_eval_model import KVBenchLM
 from kvbench.models import ModelSource
+from kvbench.records import press_identity
+from kvbench.registry import make_press
 from lm_eval_files import mean, write_passwords, write_task, write_three
 from tiny_models import CONFIGS, tiny_network, tiny_tokenizer
 
@@ -255,8 +257,9 @@ def test_a_wrong_argument_is_one_sentence(model: Path, arguments: dict[str, Any]
 
 
 def test_presses_take_parameters_in_one_argument(model: Path) -> None:
-    lm = of_kvbench(model, press="snapkv:window=8;kernel=3", budget="50%")
-    assert lm.get_model_info()["press_identity"] | {"window": 8, "kernel": 3} == lm.get_model_info()["press_identity"]
+    info = of_kvbench(model, press="snapkv:window=8;kernel=3", budget="50%").get_model_info()
+    assert (info["press"], info["budget"]) == ("snapkv:window=8,kernel=3", "50%")
+    assert info["press_identity"] == press_identity("snapkv", make_press("snapkv:window=8,kernel=3").identity())
 
 
 def test_its_module_is_the_command_line(model: Path, tasks: Path, tmp_path: Path) -> None:
