@@ -23,7 +23,7 @@ from kvbench.models import Model, ModelSource
 from kvbench.press import Press, Reads, sample_seed
 from kvbench.prompts import Prompt, prompts_of
 from kvbench.ranking import Protect
-from kvbench.records import FULL, Protocol, Record, Schedule, cell_key, content_hash
+from kvbench.records import FULL, Protocol, Record, Schedule, cell_key, content_hash, press_identity
 from kvbench.store import ResultsFolder, ResultsWriter
 from kvbench.task import Answer, QuestionPlacement, Sample, Task
 from kvbench.variants import Job, Outcome, Timings, Variant
@@ -162,7 +162,7 @@ def make_plan(
         UsageError: A named press cannot run under a task's schedule, or the results hold other samples under the
             same names.
     """
-    identities = {label: content_hash([label.partition(":")[0], press.identity()]) for label, press in presses.items()}
+    identities = {label: press_identity(label, press.identity()) for label, press in presses.items()}
     plan = Plan(presses, identities)
     planned: set[str] = set()
     for task in (task.for_model(source.facts) for task in tasks):

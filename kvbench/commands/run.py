@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -142,7 +143,7 @@ def _run(
     from kvbench.ray_engine import ModelToLoad, run_plan_on_ray
     from kvbench.sweep import run_plan
 
-    with progress("cells", plan.cells, err) as advance, _interruptible(err) as stopped:
+    with progress("cells", plan.cells, err) as advance, _interruptible() as stopped:
 
         def tell(finished: Finished) -> None:
             totals.add(finished)
@@ -164,7 +165,7 @@ def _run(
 
 
 @contextmanager
-def _interruptible(err: Console) -> Iterator[Callable[[], bool]]:
+def _interruptible() -> Iterator[Callable[[], bool]]:
     """Let an interrupt stop the run after the sample in flight, and a second one at once.
 
     Yields:
@@ -177,7 +178,8 @@ def _interruptible(err: Console) -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked = True
-        err.print("stopping after this sample; interrupt again to stop at once", highlight=False)
+        # Straight to the file: the interrupt may have come in the middle of a print.
+        os.write(2, b"stopping after this sample; interrupt again to stop at once\n")
 
     before = signal.signal(signal.SIGINT, interrupt)
     try:
