@@ -76,7 +76,13 @@ def test_a_sweep_is_recorded_shown_and_drawn(model_folder: Path, tmp_path: Path)
     assert max(map(len, table.stdout.splitlines())) <= 80
     drawn = kvbench("plot", str(results), "--format", "png,svg")
     assert drawn.returncode == 0
-    assert sorted(path.suffix for path in (results / "figures").iterdir()) == [".png", ".svg"]
+    figures = {(path.stem, path.suffix) for path in (results / "figures").iterdir()}
+    [curve] = {
+        protocol_file.name.removesuffix(".protocol.json") for protocol_file in results.glob("records/*.protocol.json")
+    }
+    stems = {stem for stem, _ in figures}
+    assert curve in stems
+    assert figures == {(stem, suffix) for stem in stems for suffix in (".png", ".svg")}
 
 
 def test_what_is_there_is_not_computed_again_and_more_is_added(model_folder: Path, tmp_path: Path) -> None:
