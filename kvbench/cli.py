@@ -29,6 +29,7 @@ data_app = typer.Typer(help="Look at a task's samples; fetch what they are made 
 app.add_typer(data_app, name="data")
 out = Console()
 err = Console(stderr=True)
+_INTERRUPTED = 130
 
 ModelOption = Annotated[
     str, typer.Option("--model", "-m", help="A hub id, a local folder, a .gguf file, or smollm2-135m.")
@@ -60,14 +61,15 @@ def main() -> NoReturn:
         err.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        err.print("stopped; what is finished is on disk, and the same command goes on from there")
-        sys.exit(130)
+        code = _INTERRUPTED
     except Exception as error:
         if not hasattr(error, "format_message"):  # not one of typer's own complaints about the command
             raise
         if message := error.format_message():  # none where the help has been shown instead
             err.print(f"[bold red]error:[/] {escape(message)}", highlight=False, soft_wrap=True)
         sys.exit(2)
+    if code == _INTERRUPTED:  # typer's own code for an interrupt, too
+        err.print("stopped; what is finished is on disk, and the same command goes on from there", soft_wrap=True)
     sys.exit(code)
 
 

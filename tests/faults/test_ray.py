@@ -1,0 +1,56 @@
+"""The Ray engine on a local Ray of two workers: the same records, whatever dies."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from faults.injections import Sweep, keys_in, outcomes
+from kvbench.validate import validate
+from processes import records_in
+
+pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sweep]:
+    with Sweep(tmp_path_factory.mktemp("ray")).ready() as ready:
+        yield ready
+
+
+def workers_of(driver: int) -> list[int]:
+    """Return the processes of a driver's Ray that have kvbench's actor in them."""
+    listed = subprocess.run(["ps", "-eo", "pid,sid,args"], capture_output=True, text=True, check=True).stdout
+    found = [line.split(None, 2) for line in listed.splitlines() if "ray::Worker" in line]
+    return [int(pid) for pid, _, _ in found if _descends(int(pid), driver)]
+
+
+def _descends(pid: int, ancestor: int) -> bool:
+    while pid > 1:
+        if pid == ancestor:
+            return True
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return False
+
+
+def test_a_worker_and_a_driver_die_and_the_records_are_those_of_one_process(sweep: Sweep) -> None:
+    results = sweep.folder / "on-ray"
+    options = {"engine": "ray", "workers": 2}
+    driver = sweep.start(results, **options)
+    driver.wait_for(1, results)
+    [first, *_] = workers_of(driver.pid)
+    os.kill(first, signal.SIGKILL)  # its item is tried again, on a worker that is started again
+    driver.wait_for(150, results)
+    driver.kill()
+    before = keys_in(results)
+    assert 150 <= len(before) < len(sweep.whole)
+    done = sweep.start(results, **options).wait(180)
+    assert done.returncode == 0, done.stderr
+    assert f"{len(before)} were there already" in done.stdout
+    assert before <= keys_in(results)
+    assert outcomes(results) == sweep.whole
+    assert len(records_in(results)) == len(sweep.whole)
+    assert not validate(results).findings
