@@ -123,6 +123,9 @@ def run(
         float | None, typer.Option(min=0, help="Of each Ray worker; 1, and 0 where --device is cpu, by default.")
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Ray workers; as many as there is room for.")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model. Recorded.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -149,6 +152,7 @@ def run(
         engine=engine,
         gpus_per_worker=gpus_per_worker,
         workers=workers,
+        trust_remote_code=trust_remote_code,
     )
     run_command(request, dry_run, as_json, out, err)
 

@@ -28,6 +28,7 @@ DTYPES = {
     "float64": torch.float64,
 }
 _TEXT_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
+_WITH_CODE = " with its own code"
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,14 @@ class ModelSource:
         folder: The local folder with its files.
         gguf: The GGUF file in that folder, if the weights are one.
         weights: Where the weights came from, with the revision or digest that pins them.
+        trust_remote_code: Whether Python code that comes with the model may run.
     """
 
     name: str
     folder: Path
     gguf: str | None
     weights: str
+    trust_remote_code: bool = False
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -75,7 +78,7 @@ class ModelSource:
         from transformers import AutoTokenizer
 
         with _one_sentence(f"the tokenizer of {self.name}"):
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(self.folder, **self._gguf_argument)
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(self.folder, **self._arguments)
             return tokenizer
 
     @cached_property
@@ -84,7 +87,7 @@ class ModelSource:
         from transformers import AutoConfig
 
         with _one_sentence(f"the configuration of {self.name}"):
-            return AutoConfig.from_pretrained(self.folder, **self._gguf_argument).get_text_config(decoder=True)
+            return AutoConfig.from_pretrained(self.folder, **self._arguments).get_text_config(decoder=True)
 
     @property
     def facts(self) -> ModelFacts:
@@ -104,7 +107,7 @@ class ModelSource:
         """
         from transformers import AutoModelForCausalLM
 
-        files: dict[str, Any] = self._gguf_argument or {"use_safetensors": True}
+        files: dict[str, Any] = self._arguments if self.gguf else {**self._arguments, "use_safetensors": True}
         with _one_sentence(f"the weights of {self.name}"):
             network: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
                 self.folder, dtype=DTYPES[dtype], attn_implementation=attention, **files
@@ -113,8 +116,9 @@ class ModelSource:
         return Model(network, self.tokenizer, self.facts, attention)
 
     @property
-    def _gguf_argument(self) -> dict[str, str]:
-        return {"gguf_file": self.gguf} if self.gguf else {}
+    def _arguments(self) -> dict[str, Any]:
+        """What transformers is told of every part; left out, it would ask a person whether to trust code."""
+        return {"trust_remote_code": self.trust_remote_code} | ({"gguf_file": self.gguf} if self.gguf else {})
 
 
 class Model:
@@ -207,12 +211,13 @@ def facts_of(config: Any, name: str, weights: str) -> ModelFacts:
     )
 
 
-def find(name: str, weights: bool = True) -> ModelSource:
+def find(name: str, weights: bool = True, trust_remote_code: bool = False) -> ModelSource:
     """Find the model that `name` means: an alias, a local folder, a GGUF file, or a hub id.
 
     Args:
         name: What the user gave.
         weights: Fetch the weights too if they are not here; otherwise only what planning needs.
+        trust_remote_code: Let Python code that comes with the model run. It then counts as part of the weights.
 
     Raises:
         UsageError: There is nothing of that name.
@@ -226,18 +231,19 @@ def find(name: str, weights: bool = True) -> ModelSource:
             raise UsageError(f"there is no GGUF file '{name}'")
         return ModelSource(path.stem, path.parent, path.name, f"gguf sha256:{_digest([path])}")
     if path.is_dir():
-        return ModelSource(path.name, path, None, _folder_identity(path))
+        return ModelSource(path.name, path, None, _folder_identity(path, trust_remote_code), trust_remote_code)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         error = unknown("model", name, [embedded_model.ALIAS])
         raise UsageError(f"{error}, a hub id (organisation/name), a local folder or a .gguf file")
-    folder = _hub_folder(name, weights)
-    return ModelSource(name, folder, None, f"hub {name}@{folder.name}")
+    folder = _hub_folder(name, weights, trust_remote_code)
+    origin = f"hub {name}@{folder.name}{_WITH_CODE if trust_remote_code else ''}"
+    return ModelSource(name, folder, None, origin, trust_remote_code)
 
 
-def _hub_folder(repository: str, weights: bool) -> Path:
+def _hub_folder(repository: str, weights: bool, code: bool) -> Path:
     from huggingface_hub import snapshot_download
 
-    patterns = [*_TEXT_FILES, *(["*.safetensors"] if weights else [])]
+    patterns = [*_TEXT_FILES, *(["*.safetensors"] if weights else []), *(["*.py"] if code else [])]
     try:
         return Path(snapshot_download(repository, allow_patterns=patterns))
     except Exception as error:
@@ -245,11 +251,12 @@ def _hub_folder(repository: str, weights: bool) -> Path:
         raise UsageError(f"model '{repository}' cannot be had from the hub or its cache: {reason}") from None
 
 
-def _folder_identity(folder: Path) -> str:
+def _folder_identity(folder: Path, code: bool) -> str:
     files = sorted(folder.glob("*.safetensors"))
     if not (folder / "config.json").is_file() or not files:
         raise UsageError(f"model folder '{folder}' lacks a config.json or *.safetensors weights")
-    return f"folder sha256:{_digest([folder / 'config.json', *files])}"
+    modules = sorted(folder.glob("*.py")) if code else []
+    return f"folder sha256:{_digest([folder / 'config.json', *files, *modules])}{_WITH_CODE if code else ''}"
 
 
 def _digest(files: list[Path]) -> str:

@@ -48,10 +48,12 @@ class ModelToLoad:
     Attributes:
         name: A hub id, an alias, or an absolute path that all machines share.
         weights: The identity that the weights must have.
+        trust_remote_code: Whether Python code that comes with the model may run.
     """
 
     name: str
     weights: str
+    trust_remote_code: bool
     dtype: str
     device: str
     attention: str
@@ -116,7 +118,7 @@ class Worker:
         quieten_transformers()
         if model.device == "cpu":
             torch.set_num_threads(1)  # Ray gives a worker one processor
-        source = find(model.name)
+        source = find(model.name, trust_remote_code=model.trust_remote_code)
         if source.weights != model.weights:
             raise KvbenchError(f"{model.name} has other weights here: {source.weights} instead of {model.weights}")
         loaded = source.load(model.dtype, model.device, model.attention)

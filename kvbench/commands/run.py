@@ -59,6 +59,7 @@ class Request:
     engine: str
     gpus_per_worker: float | None
     workers: int | None
+    trust_remote_code: bool
 
 
 def run_command(request: Request, dry_run: bool, as_json: bool, out: Console, err: Console) -> None:
@@ -101,7 +102,7 @@ def run_command(request: Request, dry_run: bool, as_json: bool, out: Console, er
     folder = ResultsFolder(request.results)
 
     def planned() -> tuple[Plan, ModelSource]:
-        source = find(request.model, weights=not dry_run)
+        source = find(request.model, not dry_run, request.trust_remote_code)
         presses, named = ready_presses(made, source.facts, err)
         return make_plan(source, presses, tasks, settings, folder, named), source
 
@@ -157,7 +158,7 @@ def _run(
         if where:
             path = Path(where.model).expanduser()
             name = str(path.resolve()) if path.exists() else where.model
-            model = ModelToLoad(name, source.weights, *how)
+            model = ModelToLoad(name, source.weights, source.trust_remote_code, *how)
             run_plan_on_ray(plan, model, where.engine, writer, tell, warn, stopped)
         else:
             run_plan(plan, source.load(*how), writer, tell, warn, stopped)

@@ -1,0 +1,1 @@
+"""Faults injected into runs, and what they cost."""
