@@ -1,12 +1,9 @@
 """The command line, as a user meets it, on a tiny model saved to a folder."""
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import pytest
 
 from command_line import Done, kvbench
 from kvbench.store import load
+from processes import Command, records_in
 from tiny_models import CONFIGS, tiny_network
 
 TASK = "ruler-2k:fwe"
@@ -115,15 +113,10 @@ def test_a_killed_run_goes_on_and_equals_an_uninterrupted_one(
     more = ("--press", f"full,{PRESSES}", "--budgets", "8,64", "--limit", "5", "--schedule", *schedule)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert kvbench(*run_arguments(model_folder, whole, *more)).returncode == 0
-    command = [sys.executable, "-m", "kvbench", *run_arguments(model_folder, killed, *more)]
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
-    while process.poll() is None and len(lines_or_none(killed)) < 14:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    before = lines_or_none(killed)
+    command = Command(tmp_path / "output", *run_arguments(model_folder, killed, *more))
+    command.wait_for(14, killed)
+    command.kill()
+    before = records_in(killed)
     assert 14 <= len(before) < 35, "the kill came too late or too early to show anything"
     done = kvbench(*run_arguments(model_folder, killed, *more, "--json"))
     summary = json.loads(done.stdout)
@@ -134,12 +127,6 @@ def test_a_killed_run_goes_on_and_equals_an_uninterrupted_one(
     assert cells(killed) == cells(whole)
     answers = [{r["key"]: (r["prediction"], r["score"]) for r in lines(folder)} for folder in (whole, killed)]
     assert answers[0] == answers[1]
-
-
-def lines_or_none(results: Path) -> list[dict[str, Any]]:
-    """Read the records of a folder that is being written to, the torn last line aside."""
-    text = "".join(file.read_text() for file in results.glob("records/*.jsonl"))
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def test_a_dry_run_tells_and_does_nothing(model_folder: Path, tmp_path: Path) -> None:
