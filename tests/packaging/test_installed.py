@@ -136,7 +136,8 @@ def test_what_a_new_package_is_tested_with_passes(installed: Installed) -> None:
 def test_a_sample_of_outside_tasks_runs_under_outside_presses(installed: Installed, model: Path) -> None:
     done = json.loads(
         installed.kvbench(
-            "run", "--model", model, "--press", "strided,value_norm,snapkv", "--task", "recall:north,rooms,ruler-3k:niah_single_1",
+            "run", "--model", model, "--press", "strided,value_norm,snapkv",
+            "--task", "recall:north,rooms,ruler-3k:niah_single_1",
             "--budgets", "16", "--limit", "1", "--dtype", "float32", "--json", "--results", "results",
         )
     )  # fmt: skip
