@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,8 +22,16 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sweep]:
         yield ready
 
 
-def workers_of(driver: int) -> list[int]:
-    """Return the processes of a driver's Ray that have kvbench's actor in them."""
+def a_worker_of(driver: int) -> int:
+    """Wait for a process of a driver's Ray that has kvbench's actor in it."""
+    for _ in range(300):
+        if found := _workers_of(driver):
+            return found[0]
+        time.sleep(0.1)
+    raise AssertionError("no worker of Ray was seen within 30 seconds")
+
+
+def _workers_of(driver: int) -> list[int]:
     listed = subprocess.run(["ps", "-eo", "pid,sid,args"], capture_output=True, text=True, check=True).stdout
     found = [line.split(None, 2) for line in listed.splitlines() if "ray::Worker" in line]
     return [int(pid) for pid, _, _ in found if _descends(int(pid), driver)]
@@ -41,8 +50,7 @@ def test_a_worker_and_a_driver_die_and_the_records_are_those_of_one_process(swee
     options = {"engine": "ray", "workers": 2}
     driver = sweep.start(results, **options)
     driver.wait_for(1, results)
-    [first, *_] = workers_of(driver.pid)
-    os.kill(first, signal.SIGKILL)  # its item is tried again, on a worker that is started again
+    os.kill(a_worker_of(driver.pid), signal.SIGKILL)  # its item is tried again, on a worker that is started again
     driver.wait_for(150, results)
     driver.kill()
     before = keys_in(results)
