@@ -1,6 +1,6 @@
 """The seven objectives side by side: held-out normalised cost against steps and seconds, on the same traces.
 
-    python benchmarks/objectives.py TRACES [TRACES …] --out results/training/objectives.json [--steps 400]
+    python benchmarks/objectives.py TRACES [TRACES …] --layers 6 14 18 22 --out results/training/objectives.json
 
 Network, initial weights, sequences, cuts, drawn tokens, learning rates and their schedule are the same for all; only
 the loss differs. Run it on an idle machine: seconds are part of the result. Objectives that are in the file already,
@@ -8,7 +8,8 @@ of the same settings and traces, are not trained again.
 
 The file holds one object:
     settings       what all share, as in an agents file (without the objective)
-    identity       hash of the settings and the sequences
+    identity       hash of the settings, the layers and the sequences
+    layers         whose agents are trained
     model, agents, parameters    the model's name, how many agents there are, and parameters of each
     learned_from, held_out       how many sequences
     environment    machine and versions
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +34,30 @@ from kvbench.environment import describe_environment
 from kvbench.models import choose_device
 from kvbench.records import content_hash
 from kvbench.store import write_atomically
+from kvbench.traces import Trace, TraceManifest
 from kvbench.training.corpus import Corpus, split
 from kvbench.training.objectives import OBJECTIVES
 from kvbench.training.settings import make_settings, shape_of
 from kvbench.training.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class SomeLayers(Corpus):
+    """A corpus of which only some layers are learned."""
+
+    layers: tuple[int, ...] = ()
+
+    @property
+    def manifest(self) -> TraceManifest:
+        """What the folders say of the model, with these layers only."""
+        return super().manifest.model_copy(update={"layers": self.layers})
+
+    def read(self, sequence: tuple[int, int]) -> Trace:
+        """Read these layers of a sequence."""
+        trace = super().read(sequence)
+        rows = [super(SomeLayers, self).manifest.layers.index(layer) for layer in self.layers]
+        future = {cut: received[rows] for cut, received in trace.future.items()}
+        return replace(trace, keys=trace.keys[rows], values=trace.values[rows], future=future)
 
 
 def main() -> None:
@@ -46,11 +68,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--evaluations", type=int, default=20)
     parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES))
+    parser.add_argument("--layers", type=int, nargs="+", help="All by default.")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
 
     console = Console()
-    corpus = Corpus.of(asked.traces)
+    whole = Corpus.of(asked.traces)
+    corpus = SomeLayers(whole.folders, whole.sequences, tuple(asked.layers or whole.manifest.layers))
     settings = make_settings("small", steps=asked.steps, evaluations=asked.evaluations, seed=asked.seed)
     parts = split(corpus, settings.held_out, settings.held_out_most, settings.seed)
     manifest = corpus.manifest
@@ -62,11 +86,14 @@ def main() -> None:
         shape=shape_of("small", manifest.head_dim),
     )
     shared = settings.model_dump(mode="json", exclude={"objective"})
-    identity = content_hash([shared, [corpus.entry(s).model_dump(mode="json") for s in corpus.sequences]])
+    identity = content_hash(
+        [shared, corpus.layers, [corpus.entry(s).model_dump(mode="json") for s in corpus.sequences]]
+    )
     results: dict[str, Any] = {
         "settings": shared,
         "identity": identity,
         "model": manifest.model,
+        "layers": corpus.layers,
         "agents": corpus.agents,
         "parameters": info.shape.parameters,
         "learned_from": len(parts.train),
