@@ -68,7 +68,7 @@ def main() -> None:
         single = [measure_single(prompts[0], ours, peer) for _ in range(options.single_rounds)]
         sweeps = [measure_sweep(prompt, ours, peer) for prompt in prompts]
     figures = {
-        "command": ["python", *sys.argv],
+        "command": ["python", *("PEER/bin/python" if argument == options.peer else argument for argument in sys.argv)],
         "kvpress": peer.versions,
         "kvbench": {name: version(name) for name in ("kvbench", "transformers", "torch")}
         | {"threads": torch.get_num_threads()},
