@@ -123,6 +123,9 @@ def run(
         float | None, typer.Option(min=0, help="Of each Ray worker; 1, and 0 where --device is cpu, by default.")
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Ray workers; as many as there is room for.")] = None,
+    noise_floor: Annotated[
+        bool, typer.Option("--noise-floor", help="Answer the full cache twice: what rounding alone changes.")
+    ] = False,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model. Recorded.")
     ] = False,
@@ -152,6 +155,7 @@ def run(
         engine=engine,
         gpus_per_worker=gpus_per_worker,
         workers=workers,
+        noise_floor=noise_floor,
         trust_remote_code=trust_remote_code,
     )
     run_command(request, dry_run, as_json, out, err)
@@ -411,6 +415,45 @@ def cost(
         to=to,
     )
     cost_command(request, as_json, out, err)
+
+
+@app.command()
+def show(
+    press: Annotated[
+        list[str], typer.Option("--press", "-p", help="Presses, comma-separated: kvp,oracle,streaming_llm.")
+    ],
+    text: Annotated[Path, typer.Option("--text", help="A file with the text, given to the model as it is.")],
+    model: ModelOption = "smollm2-135m",
+    layer: Annotated[int | None, typer.Option(min=0, help="Only this layer; the mean over all by default.")] = None,
+    head: Annotated[int | None, typer.Option(min=0, help="Only this KV head of the layer.")] = None,
+    protect: Annotated[str, typer.Option(help="First and last tokens put in front of every ranking.")] = "0,0",
+    future: Annotated[
+        int, typer.Option(min=1, help="Tokens of the greedy continuation that the oracle ranks by, at most.")
+    ] = 64,
+    png: Annotated[Path | None, typer.Option("--png", help="Draw a picture too.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write a page too.")] = None,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    attention: AttentionOption = "sdpa",
+) -> None:
+    """Show a text's tokens shaded by how long each press keeps them, press beside press."""
+    from kvbench.commands.show import ShowRanksRequest, show_ranks_command
+
+    request = ShowRanksRequest(
+        presses=press,
+        text=text,
+        model=model,
+        layer=layer,
+        head=head,
+        protect=protect,
+        future=future,
+        png=png,
+        html=html,
+        dtype=dtype,
+        device=device,
+        attention=attention,
+    )
+    show_ranks_command(request, out, err)
 
 
 @app.command()

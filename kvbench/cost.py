@@ -14,11 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvbench.attention import AttentionCall
 from kvbench.budgets import Budget
-from kvbench.full_cache import FullCache
+from kvbench.context_ranking import ContextRanking, whole_layer
 from kvbench.models import Model
-from kvbench.press import LayerCache, Press, Reads, by_score, sample_seed
+from kvbench.press import Press, Reads, by_score, sample_seed
 from kvbench.ranking import Protect, Rankers, protect
 from kvbench.traces import Trace, TraceManifest
 from kvbench.tracing import Drawn
@@ -85,27 +84,10 @@ def costs_of_sample(
     model: Model, drawn: Drawn, presses: Mapping[str, Press], protected: Protect, budgets: Sequence[Budget], seed: int
 ) -> SampleCosts:
     """Run the model once on a context and its future, and rank the context with all presses on the way."""
-    rankers = Rankers(presses, protected)
-    rankings: dict[tuple[str, int], Tensor] = {}
-
-    def rank(label: str, layer: LayerCache) -> None:
-        ranking = rankers.rank(label, layer)
-        if ranking is not None:
-            rankings[label, layer.index] = ranking
-
-    def watch(call: AttentionCall) -> None:
-        for label, press in presses.items():
-            if Reads.FUTURE not in press.reads:
-                queries = call.query if Reads.QUERIES in press.reads else None
-                rank(label, _layer(call.layer, call.key, call.value, call.scaling, seed, queries=queries))
-
-    cache = FullCache(model, drawn.context, watch)
-    rollout = cache.roll_out(drawn.question, drawn.fed, drawn.continuations)
-    for layer, future in rollout.future.items():
-        for label, press in presses.items():
-            if Reads.FUTURE in press.reads:
-                rank(label, _layer(layer, *cache.layer(layer), cache.scaling[layer], seed, future=future))
-    return _costs(rankers, rankings, rollout.future, budgets, rollout.tokens, cache.prefill_seconds)
+    ranked = ContextRanking(model, drawn.context, presses, protected, seed)
+    rollout = ranked.roll_out(drawn.question, drawn.fed, drawn.continuations)
+    seconds = ranked.cache.prefill_seconds
+    return _costs(ranked.rankers, ranked.rankings, rollout.future, budgets, rollout.tokens, seconds)
 
 
 def costs_of_trace(
@@ -125,24 +107,11 @@ def costs_of_trace(
         keys, values = (states[row].unsqueeze(0) for states in (trace.keys, trace.values))
         for label, press in presses.items():
             seen = future[layer] if Reads.FUTURE in press.reads else None
-            cache = _layer(layer, keys, values, manifest.scaling[row], seed, future=seen)
+            cache = whole_layer(layer, keys, values, manifest.scaling[row], seed, future=seen)
             ranking = rankers.rank(label, cache)
             if ranking is not None:
                 rankings[label, layer] = ranking
     return _costs(rankers, rankings, future, budgets, trace.future_tokens, None)
-
-
-def _layer(
-    index: int,
-    keys: Tensor,
-    values: Tensor,
-    scaling: float,
-    seed: int,
-    queries: Tensor | None = None,
-    future: Tensor | None = None,
-) -> LayerCache:
-    positions = torch.arange(keys.shape[2], device=keys.device).expand(*keys.shape[:2], -1)
-    return LayerCache(index, keys, values, positions, scaling, seed, queries, future)
 
 
 def _costs(
