@@ -115,7 +115,7 @@ class Record(BaseModel):
     press_identity: str
     """Content hash of the press's version, all its parameters and its checkpoint."""
     budget: str
-    """As asked for: tokens per KV head ("256"), a share of the context ("25%"), or "full"."""
+    """As asked for: tokens per KV head ("256"), a share of the context ("25%"), "full", or "repeat"."""
     budget_tokens: int = Field(ge=1)
     """The budget in tokens per KV head for this sample, at most `context_tokens`."""
     sample: str
@@ -175,3 +175,6 @@ class Record(BaseModel):
 
 FULL = "full"
 """The budget label, and the press name, of the full cache."""
+
+REPEAT = "repeat"
+"""The budget label of the full cache's second answer, computed independently of the first: the noise floor."""

@@ -11,10 +11,7 @@ from numpy.typing import NDArray
 
 from kvbench.bootstrap import Codes, Floats
 from kvbench.errors import UsageError
-from kvbench.records import FULL
-
-REPEAT = "repeat"
-"""The budget label of the full cache's second, independent answer."""
+from kvbench.records import FULL, REPEAT
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import pandas as pd
 from kvbench.bootstrap import CONFIDENCE, ClusterBootstrap, Floats, Intervals, distinct_columns, holm
 from kvbench.mean_interval import Estimate, known, lie_between_0_and_1, mean_intervals
 from kvbench.measure import Measure
-from kvbench.records import FULL
-from kvbench.score_grid import REPEAT, ScoreGrid, press_names, score_grid
+from kvbench.records import FULL, REPEAT
+from kvbench.score_grid import ScoreGrid, press_names, score_grid
 
 COLUMNS = (
     "press",
@@ -353,8 +353,10 @@ def score_difference(grid: ScoreGrid, ahead: Floats) -> Difference:
     return difference
 
 
-def _noise_floor(grid: ScoreGrid, repeat: Estimate) -> NoiseFloor:
+def _noise_floor(grid: ScoreGrid, repeat: Estimate) -> NoiseFloor | None:
     ahead = grid.repeat - grid.full
+    if np.isnan(ahead).all():
+        return None
     return NoiseFloor(repeat, score_difference(grid, ahead), changed=int(np.sum(np.abs(ahead) > SAME)))
 
 

@@ -23,7 +23,7 @@ from kvbench.models import Model, ModelSource
 from kvbench.press import Press, Reads, sample_seed
 from kvbench.prompts import Prompt, prompts_of
 from kvbench.ranking import Protect
-from kvbench.records import FULL, Protocol, Record, Schedule, cell_key, content_hash, press_identity
+from kvbench.records import FULL, REPEAT, Protocol, Record, Schedule, cell_key, content_hash, press_identity
 from kvbench.store import ResultsFolder, ResultsWriter
 from kvbench.task import Answer, QuestionPlacement, Sample, Task
 from kvbench.variants import Job, Outcome, Timings, Variant
@@ -47,6 +47,7 @@ class Settings:
         dtype: Of the weights and the cache.
         device: What runs them.
         attention: The kernel of the prefill.
+        noise_floor: Whether the full cache is answered twice.
     """
 
     budgets: Sequence[Budget]
@@ -59,6 +60,7 @@ class Settings:
     dtype: str
     device: str
     attention: str
+    noise_floor: bool = False
 
 
 @dataclass(frozen=True)
@@ -180,15 +182,15 @@ def make_plan(
             for number, prompt in enumerate(prompts_of(source.tokenizer, sample, protocol.question)):
                 cells = [
                     cell
-                    for cell in _cells(prompt, fitting, identities, settings.budgets, protocol.hash, sample_hash)
+                    for cell in _cells(prompt, fitting, identities, settings, protocol.hash, sample_hash)
                     if cell.key not in planned
                 ]
                 planned.update(cell.key for cell in cells)
                 missing = [cell for cell in cells if cell.key not in finished]
                 plan.done += len(cells) - len(missing)
-                if missing:
-                    size, longest = len(prompt.context), prompt.longest(sample)
-                    plan.items.append(WorkItem(task, protocol, sample, sample_hash, number, size, longest, missing))
+                size, longest = len(prompt.context), prompt.longest(sample)
+                for together in _computed_together(missing):
+                    plan.items.append(WorkItem(task, protocol, sample, sample_hash, number, size, longest, together))
     return plan
 
 
@@ -392,15 +394,24 @@ def _cells(
     prompt: Prompt,
     presses: dict[str, Press],
     identities: dict[str, str],
-    budgets: Sequence[Budget],
+    settings: Settings,
     protocol: str,
     sample: str,
 ) -> Iterator[PlannedCell]:
     n = len(prompt.context)
+    whole = [(FULL, n), (REPEAT, n)] if settings.noise_floor else [(FULL, n)]
     for label, press in presses.items():
-        wanted = [(budget.label, budget.resolve(n)) for budget in budgets] if press.evicts else [(FULL, n)]
+        wanted = [(budget.label, budget.resolve(n)) for budget in settings.budgets] if press.evicts else whole
         for budget, tokens in wanted:
             variant = Variant(label if tokens < n else None, tokens)
             for question in prompt.questions:
                 key = cell_key(protocol, sample, question, identities[label], budget)
                 yield PlannedCell(key, label, budget, variant, question)
+
+
+def _computed_together(cells: Sequence[PlannedCell]) -> Iterator[list[PlannedCell]]:
+    """Yield the cells that share a prefill; a repeat has its own and is answered alone, or it would repeat nothing."""
+    for repeats in (False, True):
+        together = [cell for cell in cells if (cell.budget == REPEAT) == repeats]
+        if together:
+            yield together

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from kvbench.budgets import parse_budgets
 from kvbench.errors import UsageError
 from kvbench.record_table import is_torn, reason
-from kvbench.records import FULL, SCHEMA, Environment, Protocol, Record, cell_key
+from kvbench.records import FULL, REPEAT, SCHEMA, Environment, Protocol, Record, cell_key
 from kvbench.registry import make_task
 from kvbench.store import file_stem
 from kvbench.task import Answer, Question, Task
@@ -309,13 +309,16 @@ def outcome_of(record: Record) -> tuple[object, ...]:
 
 def _check_budget(record: Record, tell: _Told) -> None:
     n = record.context_tokens
-    if record.budget == FULL:
+    if record.budget in (FULL, REPEAT):
         expected = n
     else:
         try:
             (budget,) = parse_budgets(record.budget)
         except (UsageError, ValueError):
-            tell(f"budget {reprlib.repr(record.budget)}: expected tokens (256), a share of the context (25%) or {FULL}")
+            tell(
+                f"budget {reprlib.repr(record.budget)}: expected tokens (256), a share of the context (25%), {FULL} or "
+                f"{REPEAT}"
+            )
             return
         if budget.label != record.budget:
             tell(f"budget '{record.budget}': expected it written as '{budget.label}'")

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvbench.records import FULL, Environment, Protocol, Record, content_hash
-from kvbench.score_grid import REPEAT
+from kvbench.records import FULL, REPEAT, Environment, Protocol, Record, content_hash
 from kvbench.store import ResultsFolder
 
 PRESSES = {

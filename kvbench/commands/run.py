@@ -59,6 +59,7 @@ class Request:
     engine: str
     gpus_per_worker: float | None
     workers: int | None
+    noise_floor: bool
     trust_remote_code: bool
 
 
@@ -98,12 +99,15 @@ def run_command(request: Request, dry_run: bool, as_json: bool, out: Console, er
         dtype=dtype,
         device=device,
         attention=request.attention,
+        noise_floor=request.noise_floor,
     )
     folder = ResultsFolder(request.results)
 
     def planned() -> tuple[Plan, ModelSource]:
         source = find(request.model, not dry_run, request.trust_remote_code)
         presses, named = ready_presses(made, source.facts, err)
+        if request.noise_floor:
+            named.add(FULL)  # in chunks it would be left out
         return make_plan(source, presses, tasks, settings, folder, named), source
 
     if dry_run:

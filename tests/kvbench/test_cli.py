@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from command_line import Done, kvbench
+from kvbench.records import FULL, REPEAT
 from kvbench.store import load
 from processes import Command, records_in
 from tiny_models import CONFIGS, tiny_network
@@ -104,6 +105,35 @@ def test_what_is_there_is_not_computed_again_and_more_is_added(model_folder: Pat
     assert (parameter["cells"], parameter["already_done"]) == (2, 4)
     keys = [record["key"] for record in lines(tmp_path / "r")]
     assert len(keys) == len(set(keys)) == 16
+
+
+@pytest.mark.parametrize("schedule", [("after-prefill",), ("chunked", "--chunk", "512")])
+def test_the_noise_floor_is_a_second_prefill_and_no_budget(
+    schedule: tuple[str, ...], model_folder: Path, tmp_path: Path
+) -> None:
+    results = tmp_path / "r"
+
+    def run(*more: str) -> dict[str, Any]:
+        asked = ("--press", "k_norm", "--budgets", "8,64", "--limit", "2", "--schedule", *schedule, "--json", *more)
+        done = kvbench(*run_arguments(model_folder, results, *asked))
+        assert done.returncode == 0, done.stderr
+        told: dict[str, Any] = json.loads(done.stdout)
+        return told
+
+    assert run("--noise-floor", "--dry-run")["prefills"] == 4
+    assert run("--noise-floor")["cells"] == 8
+    again = run("--noise-floor")
+    assert (again["cells"], again["already_done"]) == (0, 8)
+    repeats = [record for record in lines(results) if record["budget"] == REPEAT]
+    assert [(record["press"], record["compressed"], record["status"]) for record in repeats] == [
+        (FULL, False, "ok")
+    ] * 2
+    assert all(record["kept_min"] == record["kept_max"] == record["context_tokens"] for record in repeats)
+    assert kvbench("validate", str(results)).returncode == 0
+    [table] = cells(results)
+    assert table["noise"]["difference"]["n"] == 2
+    assert [budget["label"] for budget in table["budgets"]] == ["8", "64"]
+    assert {label for curve in table["curves"] for label in curve["cells"]} == {"8", "64"}
 
 
 @pytest.mark.parametrize("schedule", [("after-prefill",), ("chunked", "--chunk", "512")])

@@ -14,8 +14,7 @@ from kvbench.bootstrap import ClusterBootstrap, freedom_of
 from kvbench.errors import UsageError
 from kvbench.mean_interval import Estimate, mean_interval
 from kvbench.measure import Measure
-from kvbench.records import FULL, Record
-from kvbench.score_grid import REPEAT
+from kvbench.records import FULL, REPEAT, Record
 from kvbench.statistics import Curve, EnoughBudget, enough_budget, normalised_auc, summarise
 from simulated import make_record
 
@@ -502,3 +501,4 @@ def test_the_noise_floor_is_what_a_second_answer_of_the_full_cache_changes() -> 
     assert noise.difference.mean == pytest.approx(-0.05)
     assert [budget.label for budget in summary.budgets] == ["64"]
     assert summarise(frame_of(*first)).noise is None
+    assert summarise(frame_of(*again)).noise is None
