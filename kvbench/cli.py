@@ -219,7 +219,7 @@ def plot(
     to: Annotated[Path | None, typer.Option("--out", help="Folder of the figures; RESULTS/figures by default.")] = None,
     format_: Annotated[str, typer.Option("--format", help="png, svg, pdf; several comma-separated.")] = "png",
 ) -> None:
-    """Draw score over cache size, one figure per protocol."""
+    """Draw scores over cache size and measured bytes, areas and ranking times, and what `kvbench cost` measured."""
     from kvbench.commands.plot import plot_command
 
     plot_command(results, to or results / "figures", format_, out)

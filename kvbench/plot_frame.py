@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from textwrap import wrap
 
@@ -30,6 +31,7 @@ styled = matplotlib.style.context([STYLE], after_reset=True)
 """Decorates what draws or writes a figure: whatever the user's own matplotlib settings, it looks the same."""
 
 _DPI = 200
+_KEY_LINE = 0.16  # inches
 _METADATA = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None}}
 
 
@@ -65,6 +67,31 @@ def marker_of(look: Look) -> Line2D:
     line = Line2D((), (), color=look.colour, linewidth=1.2, marker=look.marker, markersize=4.4)
     line.set_linestyle(DASHED if look.dashed else "solid")
     return line
+
+
+def key_height(names: Sequence[str]) -> float:
+    """Return the inches that a key of these names takes below a figure's title."""
+    return _KEY_LINE * ceil(len(names) / _names_per_line(names)) + 0.08
+
+
+def add_key(figure: Figure, names: Sequence[str], lines: Sequence[Line2D]) -> None:
+    """Write the names, each with its line, below a figure's title."""
+    figure.legend(
+        lines,
+        names,
+        loc="upper left",
+        bbox_to_anchor=(0, 1 - (TOP - 0.06) / figure.get_figheight()),
+        ncols=_names_per_line(names),
+        fontsize=7,
+        frameon=False,
+        handlelength=2.2,
+        columnspacing=1.2,
+        labelspacing=0.35,
+    )
+
+
+def _names_per_line(names: Sequence[str]) -> int:
+    return max(1, int((WIDTH - 0.2) / (0.45 + 0.062 * max(map(len, names)))))
 
 
 def scale_scores(axes: Axes, protocol: Protocol, scores: Sequence[Estimate]) -> None:

@@ -67,6 +67,14 @@ def looks_of(presses: Iterable[str], attention_reading: Callable[[str], bool]) -
     return looks
 
 
+def looks_in_order(names: Sequence[str]) -> dict[str, Look]:
+    """Give names that are no presses colours and markers, no two the same among the first eleven."""
+    return {
+        name: Look(_COLOURS[place % len(_COLOURS)], _MARKERS[place % len(_MARKERS)], dashed=False)
+        for place, name in enumerate(names)
+    }
+
+
 def _number(name: str) -> int:
     return int.from_bytes(sha256(name.encode()).digest()[:4], "big")
 

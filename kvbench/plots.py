@@ -1,10 +1,13 @@
-"""Figures of results, several per protocol, the same bytes from the same results.
+"""Figures of results, several per protocol or cost report, the same bytes from the same results.
 
 <model>_<task>_<protocol>            score over cache size
 <model>_<task>_<protocol>_subtasks   the same in each subtask
 <model>_<task>_<protocol>_auc        the areas under the curves
 <model>_<task>_<protocol>_bytes      score over measured bytes
 <model>_<task>_<protocol>_ranking    time of the ranking as a share of the prefill
+<model>_<task>_<report>_evicted      future attention evicted over cache size
+<model>_<task>_<report>_heads        cost of each press by layer and KV head
+objectives                           cost over training, an objective beside the other
 """
 
 from __future__ import annotations
@@ -16,8 +19,11 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from kvbench.area_plots import draw_areas, draw_ranking_shares, ranking_shares
+from kvbench.cost_plots import draw_evicted, draw_heads
+from kvbench.cost_report import CostReport
 from kvbench.curve_plots import draw_bytes, draw_curves, measured_sizes
 from kvbench.errors import UsageError, unknown
+from kvbench.objective_plots import Objectives, draw_objectives
 from kvbench.plot_frame import FORMATS, save
 from kvbench.plot_style import Look, looks_of
 from kvbench.records import FULL
@@ -51,9 +57,7 @@ def plot_results(
         UsageError: There is no such format, or nothing but the full cache to draw.
         KvbenchError: A file cannot be written.
     """
-    for name in formats:
-        if name not in FORMATS:
-            raise unknown("figure format", name, FORMATS)
+    _require_formats(formats)
     tables = [table for table in make_tables(results, subtasks=True, is_bound=is_bound) if table.summary.curves]
     if not tables:
         raise UsageError("there is no curve to draw: the results hold nothing but the full cache")
@@ -63,6 +67,50 @@ def plot_results(
         for suffix, figure in _figures(results, list(group), looks):
             written += [save(figure, out / f"{file_stem(protocol)}{suffix}.{name}") for name in formats]
     return written
+
+
+def plot_costs(
+    reports: Sequence[CostReport],
+    out: Path,
+    formats: Sequence[str],
+    attention_reading: Callable[[str], bool],
+    is_bound: Callable[[str], bool],
+) -> list[Path]:
+    """Draw the figures of cost reports; see `plot_results`. A bound is a line, but costs the least in every head.
+
+    Raises:
+        UsageError: There is no such format.
+        KvbenchError: A file cannot be written.
+    """
+    _require_formats(formats)
+    looks = looks_of({press for report in reports for press in report.presses}, attention_reading)
+    written = []
+    for report in reports:
+        figures = {"evicted": draw_evicted(report, looks)}
+        if contenders := [press for press in report.presses if not is_bound(press)]:
+            figures["heads"] = draw_heads(report, contenders)
+        for end, figure in figures.items():
+            stem = report.file(out).stem
+            written += [save(figure, out / f"{stem}_{end}.{name}") for name in formats]
+    return written
+
+
+def plot_objectives(objectives: Objectives, out: Path, formats: Sequence[str]) -> list[Path]:
+    """Draw objectives side by side; see `plot_results`.
+
+    Raises:
+        UsageError: There is no such format.
+        KvbenchError: The file cannot be written.
+    """
+    _require_formats(formats)
+    figure = draw_objectives(objectives)
+    return [save(figure, out / f"objectives.{name}") for name in formats]
+
+
+def _require_formats(formats: Sequence[str]) -> None:
+    for name in formats:
+        if name not in FORMATS:
+            raise unknown("figure format", name, FORMATS)
 
 
 def _figures(results: Results, tables: Sequence[Table], looks: dict[str, Look]) -> Iterator[tuple[str, Figure]]:

@@ -11,12 +11,22 @@ from matplotlib.lines import Line2D
 
 from kvbench.captions import conditions_of, metric_of
 from kvbench.curve_plots import axis_budgets, draw_full, draw_line, scale_budgets, scores_of, shifts_of
-from kvbench.plot_frame import BOTTOM, TOP, WIDTH, marker_of, new_figure, scale_scores, styled, write_texts
+from kvbench.plot_frame import (
+    BOTTOM,
+    TOP,
+    WIDTH,
+    add_key,
+    key_height,
+    marker_of,
+    new_figure,
+    scale_scores,
+    styled,
+    write_texts,
+)
 from kvbench.plot_style import INK, Look
 from kvbench.table import Table
 
 _PANEL = 1.35  # inches, with its title
-_KEY_LINE = 0.16  # inches
 _SCALE = 0.7  # of lines and markers, beside those of a figure with one panel
 
 
@@ -32,8 +42,8 @@ def draw_subtasks(whole: Table, parts: Sequence[Table], looks: Mapping[str, Look
     columns = _columns(len(parts))
     rows = ceil(len(parts) / columns)
     names = [curve.press for curve in whole.summary.curves]
-    per_line = max(1, int((WIDTH - 0.2) / (0.45 + 0.062 * max(len("full cache"), *map(len, names)))))
-    key = _KEY_LINE * ceil((len(names) + 1) / per_line) + 0.08
+    in_key = [*names, "full cache"]
+    key = key_height(in_key)
     figure = new_figure(TOP + key + rows * _PANEL + BOTTOM)
     height = figure.get_figheight()
     panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
@@ -50,18 +60,7 @@ def draw_subtasks(whole: Table, parts: Sequence[Table], looks: Mapping[str, Look
     for spare in panels[len(parts) :]:
         spare.set_visible(False)
     _scale(panels, whole, parts, columns)
-    figure.legend(
-        [*(marker_of(looks[name]) for name in names), Line2D((), (), color=INK, linewidth=1.0)],
-        [*names, "full cache"],
-        loc="upper left",
-        bbox_to_anchor=(0, 1 - (TOP - 0.06) / height),
-        ncols=per_line,
-        fontsize=7,
-        frameon=False,
-        handlelength=2.2,
-        columnspacing=1.2,
-        labelspacing=0.35,
-    )
+    add_key(figure, in_key, [*(marker_of(looks[name]) for name in names), Line2D((), (), color=INK, linewidth=1.0)])
     write_texts(figure, whole.title, conditions_of(whole.protocol), _notes(whole, parts, looks))
     return figure
 

@@ -1,4 +1,8 @@
-"""`kvbench plot`: the figures of a results folder."""
+"""`kvbench plot`: the figures of a results folder.
+
+Beside the records it draws the cost reports in RESULTS/cost and the comparison of objectives that
+RESULTS/training/objectives.json holds, where they are there.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,10 @@ from pathlib import Path
 from rich.console import Console
 
 from kvbench.commands.table import is_bound
+from kvbench.cost_report import read_reports
 from kvbench.errors import UsageError
-from kvbench.plots import plot_results
+from kvbench.objective_plots import read_objectives
+from kvbench.plots import plot_costs, plot_objectives, plot_results
 from kvbench.press import ATTENTION_READS
 from kvbench.registry import press_class
 from kvbench.store import load
@@ -18,10 +24,16 @@ def plot_command(results: Path, figures: Path, formats: str, out: Console) -> No
     """Draw the figures of a results folder and say where they are.
 
     Raises:
-        UsageError: It is no results folder, or there is no such format.
+        UsageError: It is no results folder, a file in it is not what kvbench writes, or there is no such format.
     """
     wanted = [piece.strip() for piece in formats.split(",")]
-    for figure in plot_results(load(results), figures, wanted, reads_attention, is_bound):
+    drawn = plot_costs(read_reports(results / "cost"), figures, wanted, reads_attention, is_bound)
+    objectives = results / "training" / "objectives.json"
+    if objectives.is_file():
+        drawn += plot_objectives(read_objectives(objectives), figures, wanted)
+    if not drawn or any((results / "records").glob("*.jsonl")):
+        drawn += plot_results(load(results), figures, wanted, reads_attention, is_bound)
+    for figure in drawn:
         out.print(str(figure), highlight=False, soft_wrap=True)
 
 
