@@ -7,7 +7,6 @@ how they were trained, and has the digest of their weights, which identifies the
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -16,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from kvbench.embedded_model import ALIAS, HUB_ID
 from kvbench.errors import UsageError
+from kvbench.record_table import reason
+from kvbench.tensor_files import write_tensors
 
 if TYPE_CHECKING:
     from kvbench.models import ModelFacts
@@ -220,17 +220,12 @@ def save_agents(agents: Agents, path: Path, dtype: torch.dtype = torch.float32) 
     Raises:
         UsageError: The file cannot be written.
     """
-    tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in agents.weights.items()}
+    tensors = {name: tensor.detach().to("cpu", dtype) for name, tensor in agents.weights.items()}
     digest = Agents(agents.info, {name: tensor.float() for name, tensor in tensors.items()}).digest
-    metadata = {_INFO: agents.info.model_dump_json(), _DIGEST: digest}
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        save_file(tensors, unfinished, metadata)
-        unfinished.replace(path)
-    except (OSError, SafetensorError) as error:
-        raise UsageError(f"the agents cannot be written to {path}: {error}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+        write_tensors(path, tensors, {_INFO: agents.info.model_dump_json(), _DIGEST: digest})
+    except OSError as error:
+        raise UsageError(f"the agents cannot be written to {path}: {reason(error)}") from error
     return digest
 
 

@@ -30,8 +30,6 @@ from kvbench.record_table import COLUMNS, is_torn, read_records, reason
 from kvbench.records import SCHEMA, Environment, Protocol, Record
 
 LOCK = ".lock"
-WRITER = ".writer.json"
-"""Process id and host of who holds the lock."""
 
 
 @dataclass(frozen=True)
@@ -124,29 +122,14 @@ class ResultsFolder:
         Raises:
             UsageError: The folder cannot be written, or somebody else is writing to it.
         """
-        lock = FileLock(self.path / LOCK)
+        what = f"results folder '{self.path}'"
         try:
             for part in ("records", "environments"):
                 (self.path / part).mkdir(parents=True, exist_ok=True)
-            lock.acquire(blocking=False)
-            holder = {"pid": os.getpid(), "host": socket.gethostname()}
-            write_atomically(self.path / WRITER, json.dumps(holder))
-        except Timeout:
-            raise UsageError(f"results folder '{self.path}' is being written to by {self._holder()}") from None
         except OSError as error:
-            lock.release()
-            raise UsageError(f"results folder '{self.path}' cannot be written to: {reason(error)}") from error
-        try:
+            raise UsageError(f"{what} cannot be written to: {reason(error)}") from error
+        with held(self.path / LOCK, what):
             yield ResultsWriter(self)
-        finally:
-            lock.release()
-
-    def _holder(self) -> str:
-        try:
-            holder = json.loads((self.path / WRITER).read_text())
-        except (OSError, ValueError):
-            return "another process"
-        return f"process {holder['pid']} on {holder['host']}"
 
 
 class ResultsWriter:
@@ -246,6 +229,45 @@ def _last_per_key(table: pa.Table) -> pa.Table:
 
 def _repeated(value: str, times: int) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), times), pa.array([value]))
+
+
+@contextmanager
+def held(lock: Path, what: str) -> Iterator[None]:
+    """Hold a lock, which dies with its process; process id and host are beside it, in `.writer.json`.
+
+    Args:
+        lock: A file whose name ends with `.lock`.
+        what: What is held: what an error's sentence begins with.
+
+    Raises:
+        UsageError: Somebody else holds it, or its folder cannot be written to.
+    """
+    holder, own = holder_file(lock), FileLock(lock)
+    try:
+        own.acquire(blocking=False)
+        write_atomically(holder, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+    except Timeout:
+        raise UsageError(f"{what} is being written to by {_holder(holder)}") from None
+    except OSError as error:
+        own.release()
+        raise UsageError(f"{what} cannot be written to: {reason(error)}") from error
+    try:
+        yield
+    finally:
+        own.release()
+
+
+def holder_file(lock: Path) -> Path:
+    """Return the file that says who holds a lock, or held it last."""
+    return lock.with_name(f"{lock.name.removesuffix(LOCK)}.writer.json")
+
+
+def _holder(file: Path) -> str:
+    try:
+        holder = json.loads(file.read_text())
+        return f"process {holder['pid']} on {holder['host']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
 
 
 def write_atomically(file: Path, content: str) -> None:

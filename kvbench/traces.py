@@ -11,7 +11,7 @@ benchmark itself compresses. No query is stored: u is all that learning needs of
 
 from __future__ import annotations
 
-import os
+import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,16 +19,15 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.models import ModelFacts
 from kvbench.record_table import reason
-from kvbench.store import LOCK, write_atomically
+from kvbench.store import LOCK, held, write_atomically
+from kvbench.tensor_files import write_tensors
 
 MANIFEST = "traces.json"
 _SEQUENCES = "sequences"
@@ -153,12 +152,16 @@ class Traces:
                 metadata = stream.metadata() or {}
                 tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 - not a dict
         except (OSError, SafetensorError) as error:
-            raise UsageError(f"{file} cannot be read as safetensors: {error}") from error
+            raise UsageError(
+                f"{file} cannot be read as safetensors: {error}; `kvbench traces` takes it again"
+            ) from error
         if metadata.get(_ENTRY) != entry.model_dump_json():
             raise UsageError(f"{file} is not the sequence of {MANIFEST}: sample '{entry.sample}' of {entry.task}")
+        if not (future_tokens := metadata.get(_FUTURE_TOKENS, "")).isdecimal():
+            raise UsageError(f"{file}: {_FUTURE_TOKENS} is {reprlib.repr(future_tokens)}, it must be a whole number")
         self._check(file, entry, tensors)
         future = {cut: tensors[f"future_{cut}"] for cut in entry.cuts}
-        return Trace(entry, tensors["keys"], tensors["values"], future, int(metadata[_FUTURE_TOKENS]))
+        return Trace(entry, tensors["keys"], tensors["values"], future, int(future_tokens))
 
     def refuse_other_model(self, model: ModelFacts) -> None:
         """Make sure that the traces are a model's own.
@@ -194,6 +197,15 @@ def sequence_file(path: Path, number: int) -> Path:
     return path / _SEQUENCES / f"{number:06d}.safetensors"
 
 
+def is_taken(path: Path, number: int, entry: TraceEntry) -> bool:
+    """Tell whether a sequence's file is there, whole and the entry's own; its tensors are not read."""
+    try:
+        with safe_open(sequence_file(path, number), "pt") as stream:  # compares the file's length with its header
+            return bool((stream.metadata() or {}).get(_ENTRY) == entry.model_dump_json())
+    except (OSError, SafetensorError):
+        return False
+
+
 def read_manifest(path: Path) -> TraceManifest:
     """Read the manifest of a folder of traces.
 
@@ -218,30 +230,24 @@ def writing(path: Path) -> Iterator[None]:
     Raises:
         UsageError: The folder cannot be written, or somebody else is writing to it.
     """
-    lock = FileLock(path / LOCK)
     try:
         (path / _SEQUENCES).mkdir(parents=True, exist_ok=True)
-        lock.acquire(blocking=False)
-    except Timeout:
-        raise UsageError(f"the traces in '{path}' are being written to by another process") from None
     except OSError as error:
-        raise UsageError(f"traces cannot be written to '{path}': {reason(error)}") from error
-    try:
+        raise UsageError(f"folder of traces '{path}' cannot be written to: {reason(error)}") from error
+    with held(path / LOCK, f"folder of traces '{path}'"):
         yield
-    finally:
-        lock.release()
 
 
 def write_manifest(path: Path, manifest: TraceManifest) -> None:
     """Write the manifest of a folder that is held for writing.
 
     Raises:
-        UsageError: The folder cannot be written.
+        KvbenchError: The system refuses (a full disk, say); the older one is not touched.
     """
     try:
         write_atomically(path / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
     except OSError as error:
-        raise UsageError(f"traces cannot be written to '{path}': {reason(error)}") from error
+        raise KvbenchError(f"cannot write to {path / MANIFEST}: {reason(error)}") from error
 
 
 def write_sequence(path: Path, number: int, trace: Trace) -> None:
@@ -254,14 +260,10 @@ def write_sequence(path: Path, number: int, trace: Trace) -> None:
     tensors = {"keys": trace.keys, "values": trace.values}
     tensors |= {f"future_{cut}": received for cut, received in trace.future.items()}
     metadata = {_ENTRY: trace.entry.model_dump_json(), _FUTURE_TOKENS: str(trace.future_tokens)}
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished, metadata)
-        unfinished.replace(file)
-    except (OSError, SafetensorError) as error:
-        raise KvbenchError(f"cannot write to {file}: {error}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+        write_tensors(file, tensors, metadata)
+    except OSError as error:
+        raise KvbenchError(f"cannot write to {file}: {reason(error)}") from error
 
 
 def sequence_bytes(layers: int, model: ModelFacts, entry: TraceEntry) -> int:

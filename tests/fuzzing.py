@@ -1,4 +1,4 @@
-"""Damaged files for the parsers of what others may hand over: records, protocols, checkpoints, traces.
+"""Damaged files for the parsers of what others may hand over: records, protocols, checkpoints, traces, trainings.
 
 Each input is a sound file with a few bytes changed, cut, repeated or put in; a parser must take it or refuse it with
 one sentence of its own.
@@ -11,11 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+import torch
+
 from kvbench.agents import Agents, AgentShape, AgentsInfo, load_agents, save_agents
 from kvbench.errors import KvbenchError
 from kvbench.record_table import read_records
 from kvbench.store import ResultsFolder, load
-from kvbench.traces import MANIFEST, TraceEntry, TraceManifest, read_manifest
+from kvbench.traces import (
+    MANIFEST,
+    Trace,
+    TraceEntry,
+    TraceManifest,
+    Traces,
+    is_taken,
+    read_manifest,
+    sequence_file,
+    write_sequence,
+)
+from kvbench.training.state import TrainingState
 from kvbench.validate import validate
 from simulated import make_protocol, make_record
 
@@ -100,8 +113,11 @@ def _checkpoint(folder: Path) -> Path:
     return folder / "agents.safetensors"
 
 
+ENTRY = TraceEntry(task="t", subtask="s", sample="s/0", sample_hash="0", source="0", cuts=(4, 9))
+WEIGHTS = {"key": torch.zeros(2, 3), "score": torch.ones(2, 1)}
+
+
 def _manifest(folder: Path) -> Path:
-    entry = TraceEntry(task="t", subtask="s", sample="s/0", sample_hash="0", source="0", cuts=(4, 9))
     manifest = TraceManifest(
         model="m",
         weights="w",
@@ -117,10 +133,33 @@ def _manifest(folder: Path) -> Path:
         cuts=2,
         rollout=8,
         data={"t:s": "generated"},
-        sequences=[entry],
+        sequences=[ENTRY],
     )
     (folder / MANIFEST).write_text(manifest.model_dump_json())
     return folder / MANIFEST
+
+
+def _sequence(folder: Path) -> Path:
+    _manifest(folder)
+    (folder / "sequences").mkdir()
+    states = torch.zeros(2, 2, ENTRY.tokens, 8, dtype=torch.float16)
+    future = {cut: torch.ones(2, 2, cut) for cut in ENTRY.cuts}
+    write_sequence(folder, 0, Trace(ENTRY, states, states + 1, future, 4))
+    return sequence_file(folder, 0)
+
+
+def _read_sequence(file: Path) -> None:
+    folder = file.parents[1]
+    taken = is_taken(folder, 0, ENTRY)
+    Traces(folder).read(0)
+    assert taken
+
+
+def _training(folder: Path) -> Path:
+    state = TrainingState.new(WEIGHTS)
+    state.curve.append({"step": 1, "cost": 1.5})
+    state.save(folder / "agents.training.safetensors", "identity")
+    return folder / "agents.training.safetensors"
 
 
 TARGETS = [
@@ -130,4 +169,6 @@ TARGETS = [
     Target("protocol", _protocol, lambda file: load(file.parents[1])),
     Target("checkpoint", _checkpoint, load_agents),
     Target("traces", _manifest, lambda file: read_manifest(file.parent)),
+    Target("sequence", _sequence, _read_sequence),
+    Target("training", _training, lambda file: TrainingState.load(file, "identity", WEIGHTS)),
 ]

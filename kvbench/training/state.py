@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from kvbench.errors import UsageError
+from kvbench.errors import KvbenchError, UsageError
+from kvbench.record_table import reason
+from kvbench.tensor_files import write_tensors
 
 _INFO = "kvbench_training"
 _GROUPS = ("weights", "average", "best", "first_moment", "second_moment")
+
+
+class _Info(BaseModel):
+    """What the file says beside its tensors."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    identity: str
+    step: int = Field(ge=0)
+    seconds: float = Field(ge=0)
+    curve: list[dict[str, Any]]
+    best_cost: float | None
 
 
 @dataclass
@@ -66,27 +78,31 @@ class TrainingState:
             identity: What must be the same for the training to go on from it.
 
         Raises:
-            UsageError: The file cannot be written.
+            KvbenchError: The system refuses (a full disk, say); an older file is not touched.
         """
         tensors = {
-            f"{group}.{name}": tensor.contiguous().cpu()
-            for group in _GROUPS
-            for name, tensor in getattr(self, group).items()
+            f"{group}.{name}": tensor.cpu() for group in _GROUPS for name, tensor in getattr(self, group).items()
         }
-        best_cost = self.best_cost if self.curve else None
-        info = {"step": self.step, "seconds": self.seconds, "curve": self.curve, "best_cost": best_cost}
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+        info = _Info(
+            identity=identity,
+            step=self.step,
+            seconds=self.seconds,
+            curve=self.curve,
+            best_cost=self.best_cost if self.curve else None,
+        )
         try:
-            save_file(tensors, unfinished, {_INFO: json.dumps({"identity": identity, **info})})
-            unfinished.replace(path)
-        except (OSError, SafetensorError) as error:
-            raise UsageError(f"the training's state cannot be written to {path}: {error}") from error
-        finally:
-            unfinished.unlink(missing_ok=True)
+            write_tensors(path, tensors, {_INFO: info.model_dump_json()})
+        except OSError as error:
+            raise KvbenchError(f"cannot write to {path}: {reason(error)}") from error
 
     @classmethod
-    def load(cls, path: Path, identity: str) -> TrainingState:
+    def load(cls, path: Path, identity: str, weights: Mapping[str, Tensor]) -> TrainingState:
         """Read a state.
+
+        Args:
+            path: The safetensors file.
+            identity: The training's.
+            weights: What it begins with: every tensor by name, of the shape that the file's must have.
 
         Raises:
             UsageError: The file is no training's state, or that of another training.
@@ -96,16 +112,26 @@ class TrainingState:
                 metadata = file.metadata() or {}
                 names = file.keys()
                 tensors = {name: file.get_tensor(name).clone() for name in names}
-            info = json.loads(metadata[_INFO])
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise UsageError(f"{path} is not the state of a training: {error}; delete it to begin anew") from error
-        if info["identity"] != identity:
+        except (OSError, SafetensorError) as error:
+            raise _no_state(path, str(error)) from error
+        try:
+            info = _Info.model_validate_json(metadata.get(_INFO, ""))
+        except ValidationError as error:
+            raise _no_state(path, f"its metadata must have {_INFO}") from error
+        if info.identity != identity:
             raise UsageError(
                 f"{path} is the state of a training with other settings or traces: delete it to begin anew"
             )
         groups: dict[str, dict[str, Tensor]] = {group: {} for group in _GROUPS}
-        for key, tensor in tensors.items():
-            group, _, name = key.partition(".")
-            groups[group][name] = tensor
-        best_cost = float("inf") if info["best_cost"] is None else info["best_cost"]
-        return cls(**groups, step=info["step"], seconds=info["seconds"], curve=info["curve"], best_cost=best_cost)
+        for group in _GROUPS:
+            for name, tensor in weights.items():
+                found = tensors.get(f"{group}.{name}")
+                if found is None or (found.shape, found.dtype) != (tensor.shape, tensor.dtype):
+                    raise _no_state(path, f"'{group}.{name}' must be {tensor.dtype} {tuple(tensor.shape)}")
+                groups[group][name] = found
+        best_cost = float("inf") if info.best_cost is None else info.best_cost
+        return cls(**groups, step=info.step, seconds=info.seconds, curve=info.curve, best_cost=best_cost)
+
+
+def _no_state(path: Path, why: str) -> UsageError:
+    return UsageError(f"{path} is not the state of a training: {why}; delete it to begin anew")

@@ -104,7 +104,7 @@ class Trainer:
             checkpoint: Where the state is kept, and taken from if there is one.
         """
         if checkpoint is not None and checkpoint.is_file():
-            self.state = TrainingState.load(checkpoint, self.identity)
+            self.state = TrainingState.load(checkpoint, self.identity, self.state.weights)
         self._to_device()
         begun, saved = time.monotonic() - self.state.seconds, time.monotonic()
         progress = self._progress(begun)

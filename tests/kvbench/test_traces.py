@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -274,5 +275,6 @@ def test_the_benchmarks_own_seed_is_warned_of(model_folder: Path, tmp_path: Path
 
 
 def test_a_folder_has_one_writer(tmp_path: Path) -> None:
-    with writing(tmp_path), pytest.raises(UsageError, match="being written to by another process"), writing(tmp_path):
+    words = f"is being written to by process {os.getpid()} on {socket.gethostname()}"
+    with writing(tmp_path), pytest.raises(UsageError, match=words), writing(tmp_path):
         pass
