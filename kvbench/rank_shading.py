@@ -124,9 +124,13 @@ def _print_places(shaded: ShadedText, console: Console) -> None:
         table.add_column(Text(press), justify="right", overflow="fold")
     places = [shaded.places(press).tolist() for press in shaded.ranks]
     for number, (piece, *ranks) in enumerate(zip(shaded.pieces, *places, strict=True)):
-        shown = visible(piece).replace("\n", "").replace(" ", "␣")
-        table.add_row(str(number), Text(shown), *(str(rank + 1) for rank in ranks))
+        table.add_row(str(number), Text(_cell(piece)), *(str(rank + 1) for rank in ranks))
     console.print(table)
+
+
+def _cell(piece: str) -> str:
+    """Return a token as a cell of a table: on one line, its spaces marked too."""
+    return visible(piece).replace("\n", "").replace(" ", "␣")
 
 
 def visible(piece: str) -> str:
@@ -257,7 +261,7 @@ h2 {{ font: 600 1rem ui-monospace, monospace; margin: 0 0 .5rem; overflow-wrap: 
   color: var(--soft); font-size: .9rem; }}
 .legend b {{ font-weight: normal; width: 100%; }}
 .scale {{ display: flex; border: 1px solid var(--line); }}
-.scale i {{ width: clamp(.5rem, 2vw, 1.6rem); height: 1.1rem; }}
+.scale i {{ width: clamp(.35rem, 2vw, 1.6rem); height: 1.1rem; }}
 .presses {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr)); gap: 1.25rem; }}
 section {{ border: 1px solid var(--line); border-radius: .4rem; padding: .9rem; min-width: 0; }}
 .text {{ margin: 0; font: .85rem/1.65 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }}
@@ -309,7 +313,7 @@ def _page(shaded: ShadedText) -> str:
         presses="\n".join(_section(shaded, press) for press in shaded.ranks),
         heads="".join(f'<th scope="col">{escape(press)}</th>' for press in shaded.ranks),
         rows="\n".join(
-            f"<tr><td>{number}</td><td>{escape(visible(piece).strip(chr(10)))}</td>"
+            f"<tr><td>{number}</td><td>{escape(_cell(piece))}</td>"
             f"{''.join(f'<td>{place + 1}</td>' for place in row)}</tr>"
             for number, (piece, *row) in numbered
         ),

@@ -87,11 +87,12 @@ def show_ranks_command(request: ShowRanksRequest, out: Console, err: Console) ->
         ranks[press] = mean_ranks(np.concatenate(rows))
     pieces = pieces_of(text, encoded["offset_mapping"], source.tokenizer.convert_ids_to_tokens(tokens))
     shaded = ShadedText(pieces, ranks, _title(request, source, len(tokens), len(layers)))
+    files = [(file, write) for file, write in ((request.png, write_png), (request.html, write_html)) if file]
+    for file, write in files:
+        write(shaded, file)
     print_shaded(shaded, out)
-    for file, write in ((request.png, write_png), (request.html, write_html)):
-        if file is not None:
-            write(shaded, file)
-            out.print(f"written to {file}", highlight=False, markup=False, soft_wrap=True)
+    for file, _ in files:
+        out.print(f"written to {file}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _read(file: Path) -> str:
