@@ -75,6 +75,8 @@ def register(kernel: str) -> str:
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         _refuse_unsupported(module, kwargs)
+        # A head's tokens side by side: the CPU's kernel reads them faster, and presses gather rows of them.
+        key, value = key.contiguous(), value.contiguous()
 
         def run_kernel() -> Tensor:
             function, target = _kernel(kernel, module)
