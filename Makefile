@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := demo-results
 
-.PHONY: demo kvp test lint clean
+.PHONY: demo test lint clean
 
 demo: $(VENV)/ready
 	$(BIN)/kvbench run --press all --task ruler-1k:niah_single_1+niah_multikey_2 --limit 4 \
@@ -12,23 +12,39 @@ demo: $(VENV)/ready
 	$(BIN)/kvbench table $(DEMO)
 	$(BIN)/kvbench plot $(DEMO)
 
-# The agents that come with kvbench. KVP_DATA names local copies of RULER's and OASST2's data: --data essays=PATH …
-# The seeds are the commands' own: traces are drawn from 1729, the benchmark's samples from 42. RULER's questions
-# (qa_1, qa_2) do not fit into 1k and 2k.
+# The agents that come with kvbench. The data variables name local copies: RULER_DATA="--data essays=PATH --data nltk=PATH"
+# for RULER's needles, QA_DATA="--data squad=PATH --data hotpotqa=PATH" beside it for its questions, which do not fit into
+# 1k and 2k, and OASST2_DATA="--data oasst2=PATH". The seeds are the commands' own: traces are drawn from 1729, the
+# benchmark's samples from 42. One cut, at the prompt's end, is what agents learn most from.
 KVP := kvp-work
-KVP_DATA ?=
-KVP_NEEDLES := niah_single_1+niah_single_2+niah_single_3+niah_multikey_1+niah_multikey_2+niah_multikey_3+niah_multivalue+niah_multiquery+vt+cwe+fwe
 KVP_STEPS ?= 240
-AGENTS := kvbench/checkpoints/smollm2-135m
+RULER_DATA ?=
+QA_DATA ?=
+OASST2_DATA ?=
+KVP_NEEDLES := niah_single_1+niah_single_2+niah_single_3+niah_multikey_1+niah_multikey_2+niah_multikey_3+niah_multivalue+niah_multiquery+vt+cwe+fwe
+KVP_TRACES := $(BIN)/kvbench traces --cuts 1 --rollout 64
+KVP_TRAIN := $(BIN)/kvbench train --steps $(KVP_STEPS) --half
 
-kvp: $(VENV)/ready
-	mkdir -p $(KVP) kvbench/checkpoints
-	$(BIN)/kvbench traces --task ruler-1k:$(KVP_NEEDLES),ruler-2k:$(KVP_NEEDLES) --samples 22 --rollout 128 --out $(KVP)/ruler-short $(KVP_DATA)
-	$(BIN)/kvbench traces --task oasst2-1k:train,oasst2-2k:train,oasst2:train --samples 16 --rollout 128 --out $(KVP)/oasst2 $(KVP_DATA)
-	$(BIN)/kvbench traces --task ruler-4k --samples 26 --rollout 128 --out $(KVP)/ruler-4k $(KVP_DATA)
-	$(BIN)/kvbench train --traces $(KVP)/ruler-short --traces $(KVP)/ruler-4k --traces $(KVP)/oasst2 --steps $(KVP_STEPS) --half --out $(AGENTS).safetensors
-	$(BIN)/kvbench train --traces $(KVP)/ruler-short --traces $(KVP)/ruler-4k --steps $(KVP_STEPS) --half --out $(AGENTS)-ruler.safetensors
-	$(BIN)/kvbench train --traces $(KVP)/oasst2 --steps $(KVP_STEPS) --half --out $(AGENTS)-oasst2.safetensors
+.PHONY: kvp kvp-traces kvp-mixture kvp-ruler kvp-oasst2
+kvp: kvp-mixture kvp-ruler kvp-oasst2
+
+kvp-traces: $(VENV)/ready
+	mkdir -p $(KVP)
+	$(KVP_TRACES) --task ruler-4k --samples 52 --out $(KVP)/ruler-4k $(RULER_DATA) $(QA_DATA)
+	$(KVP_TRACES) --task ruler-1k:$(KVP_NEEDLES),ruler-2k:$(KVP_NEEDLES) --samples 22 --out $(KVP)/ruler-short $(RULER_DATA)
+	$(KVP_TRACES) --task oasst2-1k:train,oasst2-2k:train,oasst2:train --samples 20 --out $(KVP)/oasst2 $(OASST2_DATA)
+
+kvp-mixture: kvp-traces
+	$(KVP_TRAIN) --traces $(KVP)/ruler-short --traces $(KVP)/ruler-4k --traces $(KVP)/oasst2 --out $(KVP)/smollm2-135m.safetensors
+	cp $(KVP)/smollm2-135m.safetensors kvbench/checkpoints/
+
+kvp-ruler: kvp-traces
+	$(KVP_TRAIN) --traces $(KVP)/ruler-short --traces $(KVP)/ruler-4k --out $(KVP)/smollm2-135m-ruler.safetensors
+	cp $(KVP)/smollm2-135m-ruler.safetensors kvbench/checkpoints/
+
+kvp-oasst2: kvp-traces
+	$(KVP_TRAIN) --traces $(KVP)/oasst2 --out $(KVP)/smollm2-135m-oasst2.safetensors
+	cp $(KVP)/smollm2-135m-oasst2.safetensors kvbench/checkpoints/
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest
