@@ -44,7 +44,8 @@ class ShadedText:
     """A text's tokens and how presses rank them.
 
     Attributes:
-        pieces: Each token as it is read; joined they are the text. A token that ends within a character is empty.
+        pieces: Each token as it is read; joined they are the text. A character of several tokens is the first one's,
+            and the others are empty.
         ranks: Per press each token's rank, mean over the heads that are shown, from 0 (kept longest): `[n]`.
         title: What is shown, in a sentence.
     """
