@@ -213,7 +213,8 @@ def _read_protocol(records: Path) -> Protocol:
         raise UsageError(f"{records} has no readable protocol beside it, {file.name}: {reason(error)}") from error
     except ValidationError as error:
         first = error.errors()[0]
-        raise UsageError(f"{file}: field '{first['loc'][0]}': {first['msg'].lower()}") from None
+        where = f"field '{first['loc'][0]}'" if first["loc"] else "it"  # a name of a field may itself be no text
+        raise UsageError(f"{file}: {where}: {first['msg'].lower()}") from None
     except (ValueError, KeyError, TypeError):
         raise UsageError(f"{file} does not hold a protocol: expected a JSON object with its fields") from None
     if not records.stem.endswith(f"_{protocol.hash[:12]}"):

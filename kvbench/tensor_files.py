@@ -25,10 +25,14 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir()
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial / file.name, metadata)
-        with (partial / file.name).open("rb") as stream:
+        written = partial / file.name
+        written.touch()
+        mode = written.stat().st_mode
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, written, metadata)
+        written.chmod(mode)  # safetensors lets nobody else read the file
+        with written.open("rb") as stream:
             os.fsync(stream.fileno())
-        (partial / file.name).replace(file)
+        written.replace(file)
     except SafetensorError as error:
         raise _system_error(error) from error
     finally:

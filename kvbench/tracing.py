@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
+from typing import Protocol as Interface
 
 import numpy as np
 import torch
@@ -25,11 +26,11 @@ from kvbench.traces import (
     Trace,
     TraceEntry,
     TraceManifest,
+    is_taken,
     read_manifest,
     sequence_file,
     write_manifest,
     write_sequence,
-    writing,
 )
 
 SHORTEST_CUT = 8
@@ -199,6 +200,53 @@ def take_trace(model: Model, drawn: Drawn) -> Trace:
     return Trace(drawn.entry, keys, values, future, rollout.tokens)
 
 
+@dataclass(frozen=True)
+class StoredLayers:
+    """The layers with full attention, which traces store.
+
+    Attributes:
+        numbers: Their numbers.
+        scaling: What each multiplies query·key by before the softmax.
+    """
+
+    numbers: tuple[int, ...]
+    scaling: tuple[float, ...]
+
+
+def stored_layers(model: Model) -> StoredLayers:
+    """Find a model's layers with full attention."""
+    probe = FullCache(model, torch.zeros(1, dtype=torch.int64), lambda _: None)
+    return StoredLayers(tuple(probe.layers), tuple(probe.scaling[layer] for layer in probe.layers))
+
+
+class Tracer(Interface):
+    """What sequences are run with: a loaded model, wherever it is."""
+
+    def layers(self) -> StoredLayers:
+        """Return the layers that traces store."""
+
+    def take(self, sequences: Sequence[Drawn], stopped: Callable[[], bool]) -> Iterator[tuple[Drawn, Trace]]:
+        """Yield each sequence's trace; begin none once `stopped`."""
+
+
+@dataclass(frozen=True)
+class ModelTracer:
+    """A tracer in this process."""
+
+    model: Model
+
+    def layers(self) -> StoredLayers:
+        """Return the layers that traces store."""
+        return stored_layers(self.model)
+
+    def take(self, sequences: Sequence[Drawn], stopped: Callable[[], bool]) -> Iterator[tuple[Drawn, Trace]]:
+        """Yield each sequence's trace, in order; begin none once `stopped`."""
+        for drawn in sequences:
+            if stopped():
+                return
+            yield drawn, take_trace(self.model, drawn)
+
+
 class TraceFolder:
     """A folder of traces that a run makes or resumes."""
 
@@ -209,6 +257,7 @@ class TraceFolder:
             UsageError: The folder holds traces of another model or of other settings.
         """
         self.path = path
+        self._facts = source.facts
         self.settings: dict[str, object] = {
             "model": source.name,
             "weights": source.weights,
@@ -227,7 +276,7 @@ class TraceFolder:
                 )
 
     def missing(self, draw: Draw) -> list[Drawn]:
-        """Return the sequences that are not there yet.
+        """Return the sequences that are not there yet; one whose file is damaged is not there.
 
         Raises:
             UsageError: Those that are there were drawn from other data.
@@ -240,30 +289,35 @@ class TraceFolder:
                     f"'{self.path}' holds traces of {name} drawn from {self.manifest.data[name]}, not from "
                     f"{draw.data[name]}: use another folder"
                 )
-        numbers = _numbers(self.manifest)
-        done = {key for key, number in numbers.items() if sequence_file(self.path, number).is_file()}
+        sequences = enumerate(self.manifest.sequences)
+        done = {entry.sample_hash for number, entry in sequences if is_taken(self.path, number, entry)}
         return [drawn for drawn in draw.sequences if drawn.entry.sample_hash not in done]
 
-    def take(self, model: Model, draw: Draw, tell: Callable[[Drawn], None] = lambda _: None) -> TraceManifest:
-        """Take what is missing; each sequence is on disk before the next is begun.
+    def take(
+        self,
+        tracer: Tracer,
+        draw: Draw,
+        tell: Callable[[Drawn], None] = lambda _: None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> TraceManifest:
+        """Take what is missing; each sequence is on disk before it is told of. The folder is held for writing.
 
         Args:
-            model: The model, loaded.
+            tracer: What sequences are run with.
             draw: What is wanted.
             tell: Called after each sequence is on disk.
+            stopped: Whether to leave the rest for another run.
 
         Raises:
-            UsageError: The folder cannot be written.
             KvbenchError: A sequence cannot be taken or stored; those before it are not touched.
         """
         missing = self.missing(draw)
-        with writing(self.path):
-            manifest = self.manifest = self._extended(model, draw)
-            write_manifest(self.path, manifest)
-            numbers = _numbers(manifest)
-            for drawn in missing:
-                write_sequence(self.path, numbers[drawn.entry.sample_hash], take_trace(model, drawn))
-                tell(drawn)
+        manifest = self.manifest = self._extended(tracer, draw)
+        write_manifest(self.path, manifest)
+        numbers = _numbers(manifest)
+        for drawn, trace in tracer.take(missing, stopped):
+            write_sequence(self.path, numbers[drawn.entry.sample_hash], trace)
+            tell(drawn)
         return manifest
 
     @property
@@ -276,23 +330,22 @@ class TraceFolder:
         files = (sequence_file(self.path, number) for number in range(count))
         return (file for file in files if file.is_file())
 
-    def _extended(self, model: Model, draw: Draw) -> TraceManifest:
-        manifest = self.manifest or self._new_manifest(model)
+    def _extended(self, tracer: Tracer, draw: Draw) -> TraceManifest:
+        manifest = self.manifest or self._new_manifest(tracer.layers())
         known = _numbers(manifest)
         manifest.sequences.extend(d.entry for d in draw.sequences if d.entry.sample_hash not in known)
         manifest.data.update(draw.data)
         return manifest
 
-    def _new_manifest(self, model: Model) -> TraceManifest:
-        probe = FullCache(model, torch.zeros(1, dtype=torch.int64), lambda _: None)  # which layers have full attention
+    def _new_manifest(self, layers: StoredLayers) -> TraceManifest:
         return TraceManifest.model_validate(
             {
                 **self.settings,
-                "model_layers": model.facts.layers,
-                "layers": probe.layers,
-                "scaling": [probe.scaling[layer] for layer in probe.layers],
-                "kv_heads": model.facts.kv_heads,
-                "head_dim": model.facts.head_dim,
+                "model_layers": self._facts.layers,
+                "layers": layers.numbers,
+                "scaling": layers.scaling,
+                "kv_heads": self._facts.kv_heads,
+                "head_dim": self._facts.head_dim,
             }
         )
 

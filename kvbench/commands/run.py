@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, get_args
@@ -18,6 +15,7 @@ from rich.markup import escape
 
 from kvbench.budgets import parse_budgets
 from kvbench.commands.data import tasks_with_data
+from kvbench.commands.interrupts import interruptible
 from kvbench.commands.plan import print_plan
 from kvbench.commands.progress import progress
 from kvbench.errors import KvbenchError, UsageError, unknown
@@ -148,7 +146,7 @@ def _run(
     from kvbench.ray_engine import ModelToLoad, run_plan_on_ray
     from kvbench.sweep import run_plan
 
-    with progress("cells", plan.cells, err) as advance, _interruptible() as stopped:
+    with progress("cells", plan.cells, err) as advance, interruptible("sample") as stopped:
 
         def tell(finished: Finished) -> None:
             totals.add(finished)
@@ -167,30 +165,6 @@ def _run(
         else:
             run_plan(plan, source.load(*how), writer, tell, warn, stopped)
         return stopped()
-
-
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Let an interrupt stop the run after the sample in flight, and a second one at once.
-
-    Yields:
-        Whether there was an interrupt.
-    """
-    asked = False
-
-    def interrupt(_: int, __: object) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-        # Straight to the file: the interrupt may have come in the middle of a print.
-        os.write(2, b"stopping after this sample; interrupt again to stop at once\n")
-
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield lambda: asked
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @dataclass(frozen=True)

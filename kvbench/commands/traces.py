@@ -18,14 +18,15 @@ from rich.table import Table
 
 from kvbench import seeds
 from kvbench.commands.data import tasks_with_data
+from kvbench.commands.interrupts import interruptible
 from kvbench.commands.plan import spell_bytes
 from kvbench.commands.progress import progress
 from kvbench.commands.run import parse_entries
 from kvbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvbench.models import ModelFacts
-    from kvbench.tracing import Draw, Drawn
+    from kvbench.models import ModelFacts, ModelSource
+    from kvbench.tracing import Draw, Drawn, TraceFolder, TraceSettings
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ def traces_command(request: TracesRequest, dry_run: bool, as_json: bool, out: Co
     tasks = tasks_with_data(parse_entries(request.tasks, "tasks"), request.data, err)
 
     from kvbench.models import choose_device, choose_dtype, find, quieten_transformers
+    from kvbench.traces import writing
     from kvbench.tracing import TraceFolder, TraceSettings, draw_sequences
 
     quieten_transformers()
@@ -68,45 +70,87 @@ def traces_command(request: TracesRequest, dry_run: bool, as_json: bool, out: Co
         device=device,
         attention=request.attention,
     )
-    source = find(request.model, weights=not dry_run)
-    folder = TraceFolder(request.to, source, settings)
-    draw = draw_sequences(source, tasks, settings)
-    missing = folder.missing(draw)
-    facts = _estimate(draw, missing, source.facts, request.to)
-    _remark(draw, request.seed, err)
-    if as_json and dry_run:
-        typer.echo(json.dumps(facts, indent=2))
-    elif not as_json:
-        _print_estimate(missing, facts, out)
+
+    def planned() -> Planned:
+        source = find(request.model, weights=not dry_run)
+        folder = TraceFolder(request.to, source, settings)
+        draw = draw_sequences(source, tasks, settings)
+        missing = folder.missing(draw)
+        facts = _estimate(draw, missing, source.facts, request.to)
+        _remark(draw, request.seed, err)
+        if not as_json:
+            _print_estimate(missing, facts, out)
+        return Planned(source, folder, draw, missing, facts)
+
     if dry_run:
+        plan = planned()
+        if as_json:
+            typer.echo(json.dumps(plan.facts, indent=2))
         return
-    if facts["bytes"] > facts["free_bytes"]:
-        raise UsageError(
-            f"the traces take about {spell_bytes(facts['bytes'])} and '{request.to}' has "
-            f"{spell_bytes(facts['free_bytes'])} left: ask for fewer samples, or another folder"
-        )
-    started = time.monotonic()
-    if missing:
-        with progress("tokens", sum(drawn.entry.tokens for drawn in missing), err) as advance:
-            model = source.load(settings.dtype, device, request.attention)
-            manifest = folder.take(model, draw, lambda drawn: advance(drawn.entry.sample, drawn.entry.tokens))
-        if left_out := manifest.model_layers - len(manifest.layers):
-            err.print(f"note: {left_out} of {manifest.model_layers} layers have a sliding window and are not stored")
-    done = {
-        "traces": str(request.to),
-        "taken": len(missing),
-        "already_there": len(draw.sequences) - len(missing),
-        "bytes": folder.bytes,
-        "seconds": round(time.monotonic() - started, 2),
-    }
+    with writing(request.to):  # before planning: another run must not add what the plan finds missing
+        plan = planned()
+        done, interrupted = _take(plan, settings, err)
     if as_json:
         typer.echo(json.dumps(done, indent=2))
-        return
-    out.print(
-        f"{done['taken']} sequences taken in {done['seconds']:.0f} s, {done['already_there']} were there already; "
-        f"{spell_bytes(folder.bytes)} in {escape(str(request.to))}",
-        highlight=False,
-    )
+    else:
+        out.print(
+            f"{done['taken']} sequences taken in {done['seconds']:.0f} s, {done['already_there']} were there already; "
+            f"{spell_bytes(done['bytes'])} in {escape(str(request.to))}",
+            highlight=False,
+        )
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What is to be taken, and what is known of it."""
+
+    source: ModelSource
+    folder: TraceFolder
+    draw: Draw
+    missing: Sequence[Drawn]
+    facts: dict[str, Any]
+
+
+def _take(plan: Planned, settings: TraceSettings, err: Console) -> tuple[dict[str, Any], bool]:
+    """Take what is missing; return what was done, as plain data, and whether it was interrupted.
+
+    Raises:
+        UsageError: The disk is too small.
+        KvbenchError: A sequence cannot be taken.
+    """
+    from kvbench.tracing import ModelTracer
+
+    if plan.facts["bytes"] > plan.facts["free_bytes"]:
+        raise UsageError(
+            f"the traces take about {spell_bytes(plan.facts['bytes'])} and '{plan.folder.path}' has "
+            f"{spell_bytes(plan.facts['free_bytes'])} left: ask for fewer samples, or another folder"
+        )
+    started, taken = time.monotonic(), 0
+    tokens = sum(drawn.entry.tokens for drawn in plan.missing)
+    with progress("tokens", tokens, err) as advance, interruptible("sequence") as stopped:
+
+        def tell(drawn: Drawn) -> None:
+            nonlocal taken
+            taken += 1
+            advance(drawn.entry.sample, drawn.entry.tokens)
+
+        if plan.missing:
+            model = plan.source.load(settings.dtype, settings.device, settings.attention)
+            manifest = plan.folder.take(ModelTracer(model), plan.draw, tell, stopped)
+            if left_out := manifest.model_layers - len(manifest.layers):
+                err.print(
+                    f"note: {left_out} of {manifest.model_layers} layers have a sliding window and are not stored"
+                )
+    done = {
+        "traces": str(plan.folder.path),
+        "taken": taken,
+        "already_there": plan.facts["already_there"],
+        "bytes": plan.folder.bytes,
+        "seconds": round(time.monotonic() - started, 2),
+    }
+    return done, stopped()
 
 
 def _remark(draw: Draw, seed: int, err: Console) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from kvbench.commands.interrupts import interruptible
 from kvbench.errors import UsageError
+from kvbench.store import LOCK, held, holder_file
 
 if TYPE_CHECKING:
     from kvbench.agents import Agents
@@ -75,7 +78,7 @@ def train_command(request: TrainRequest, out: Console, err: Console) -> None:
         kv_heads=manifest.kv_heads,
         shape=shape_of(settings.agent, manifest.head_dim),
     )
-    with joined(choose_device(request.device)) as (processes, device):
+    with joined(choose_device(request.device)) as (processes, device), _writing(request.to, processes.is_first):
         trainer = Trainer(corpus, parts, info, settings, device, processes)
         if _is_there(request.to, trainer.identity):
             err.print(
@@ -90,7 +93,8 @@ def train_command(request: TrainRequest, out: Console, err: Console) -> None:
                 soft_wrap=True,
             )
         checkpoint = request.to.with_name(request.to.name + STATE)
-        agents = trainer.run(lambda evaluation: _print(evaluation, settings.steps, err), checkpoint)
+        with interruptible("step") as stopped:
+            agents = trainer.run(lambda evaluation: _print(evaluation, settings.steps, err), checkpoint, stopped)
         if processes.is_first:
             _write(agents, trainer, corpus, parts, request)
             checkpoint.unlink(missing_ok=True)
@@ -98,16 +102,33 @@ def train_command(request: TrainRequest, out: Console, err: Console) -> None:
             out.print(f"{request.to}: held-out normalised cost {best:.3f} (1 is the best possible)", highlight=False)
 
 
+@contextmanager
+def _writing(to: Path, is_first: bool) -> Iterator[None]:
+    """Hold the agents' file for writing in the first process; what it is held with goes once the file is there.
+
+    Raises:
+        UsageError: The file's folder is not there or cannot be written to, or somebody else is writing the file.
+    """
+    if not to.parent.is_dir():
+        raise UsageError(f"there is no folder '{to.parent}' to write {to.name} to")
+    if not is_first:
+        yield
+        return
+    lock = to.with_name(f".{to.name}{LOCK}")
+    with held(lock, f"agents file '{to}'"):
+        yield
+        lock.unlink()  # whoever waits for it finds the file finished
+        holder_file(lock).unlink()
+
+
 def _is_there(file: Path, identity: str) -> bool:
     """Tell whether the training has been finished before.
 
     Raises:
-        UsageError: The file's folder is not there, or the file is something else.
+        UsageError: The file is something else.
     """
     from kvbench.agents import load_agents
 
-    if not file.parent.is_dir():
-        raise UsageError(f"there is no folder '{file.parent}' to write {file.name} to")
     if not file.exists():
         return False
     if load_agents(file).info.training.get("identity") != identity:

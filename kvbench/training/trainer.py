@@ -96,12 +96,21 @@ class Trainer:
         self._untrained = Agents.untrained(info, settings.seed)
         self.state = TrainingState.new(self._flat(self._untrained))
 
-    def run(self, tell: Callable[[Evaluation], None], checkpoint: Path | None = None) -> Agents:
+    def run(
+        self,
+        tell: Callable[[Evaluation], None],
+        checkpoint: Path | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> Agents:
         """Train to the end, and return the agents with the least held-out cost.
 
         Args:
             tell: Called after each evaluation, in the first process.
             checkpoint: Where the state is kept, and taken from if there is one.
+            stopped: Asked before each step, in the first process, whether to leave the rest for another run.
+
+        Raises:
+            KeyboardInterrupt: It was stopped; its state is kept.
         """
         if checkpoint is not None and checkpoint.is_file():
             self.state = TrainingState.load(checkpoint, self.identity, self.state.weights)
@@ -109,6 +118,9 @@ class Trainer:
         begun, saved = time.monotonic() - self.state.seconds, time.monotonic()
         progress = self._progress(begun)
         while progress < 1:
+            if self._processes.agree(stopped(), self._device):
+                self._save(checkpoint)
+                raise KeyboardInterrupt
             self._step(progress)
             self.state.seconds = time.monotonic() - begun
             before, progress = progress, self._progress(begun)
@@ -118,14 +130,14 @@ class Trainer:
                 evaluation = self._evaluate()
                 self.state.seconds = time.monotonic() - begun
                 tell(evaluation)
-            if (
-                checkpoint is not None
-                and self._processes.is_first
-                and (due or time.monotonic() - saved > _SAVE_SECONDS)
-            ):
-                self.state.save(checkpoint, self.identity)
+            if due or time.monotonic() - saved > _SAVE_SECONDS:
+                self._save(checkpoint)
                 saved = time.monotonic()
         return self.agents(self.state.best)
+
+    def _save(self, checkpoint: Path | None) -> None:
+        if checkpoint is not None and self._processes.is_first:
+            self.state.save(checkpoint, self.identity)
 
     def agents(self, weights: dict[str, Tensor]) -> Agents:
         """Return the agents of the whole model; layers without traces keep their initial weights."""

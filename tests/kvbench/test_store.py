@@ -314,6 +314,7 @@ def test_a_protocol_file_must_be_there_whole_and_unchanged(tmp_path: Path) -> No
         "has schema version 99": json.dumps(content | {"schema_version": 99, "news": 1}),
         "was changed after it was written": json.dumps(content | {"seed": 43}),
         "field 'news'": json.dumps(content | {"news": 1}),
+        "it: input should be a valid string": json.dumps(content | {"\ud800": 1}),
         "does not hold a protocol": "{",
     }
     for message, text in changed.items():
