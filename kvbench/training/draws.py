@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvbench.cost import total_cost
+
 
 @dataclass(frozen=True)
 class Draw:
@@ -71,7 +73,7 @@ def draw_tokens(future: Tensor, m: int, certain: float, generator: np.random.Gen
     """
     n = future.shape[-1]
     order = future.argsort(dim=-1, descending=True, stable=True)
-    best = best_cost(future)
+    best = total_cost(future, order).float()
     own = torch.Generator(future.device).manual_seed(int(generator.integers(2**31)))
     if n <= m:
         return Draw(order, future.gather(-1, order), n, best, n, own)
@@ -80,9 +82,3 @@ def draw_tokens(future: Tensor, m: int, certain: float, generator: np.random.Gen
     places = torch.cat([torch.arange(first), rest]).to(future.device)
     tokens = order[:, places]
     return Draw(tokens, future.gather(-1, tokens), first, best, n, own)
-
-
-def best_cost(future: Tensor) -> Tensor:
-    """Return C(σ*) = Σ b · u_b with u sorted downwards: the least cost over all budgets, `[…]` of `[…, n]`."""
-    sorted_future = future.sort(dim=-1, descending=True).values
-    return (sorted_future * torch.arange(1, future.shape[-1] + 1, device=future.device)).sum(dim=-1)

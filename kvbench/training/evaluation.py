@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from kvbench.agents import Agents
+from kvbench.cost import normalised_cost
 from kvbench.press import by_score
+from kvbench.ranking import Protect
 from kvbench.traces import Trace
-from kvbench.training.draws import best_cost
 
 
 @torch.no_grad()
@@ -23,14 +24,13 @@ def normalised_costs(agents: Agents, trace: Trace, layers: Iterable[int]) -> Ten
         layers: The number in the model of each layer of the trace.
 
     Returns:
-        `[layers, kv_heads]`; 1 is the best that any ranking can have.
+        float64 `[layers, kv_heads]`; 1 is the best that any ranking can have.
     """
     n = trace.entry.tokens
     future = trace.future[n]
     positions = torch.arange(n).expand(1, future.shape[1], -1)
     costs = []
     for index, layer in enumerate(layers):
-        scores = agents.score(layer, trace.keys[index].unsqueeze(0), trace.values[index].unsqueeze(0), positions)[0]
-        ranked = future[index].gather(-1, by_score(scores))
-        costs.append((ranked * torch.arange(1, n + 1)).sum(dim=-1) / best_cost(future[index]))
-    return torch.stack(costs)
+        scores = agents.score(layer, trace.keys[index].unsqueeze(0), trace.values[index].unsqueeze(0), positions)
+        costs.append(normalised_cost(future[index].unsqueeze(0), by_score(scores), Protect(0, 0)))
+    return torch.cat(costs)
