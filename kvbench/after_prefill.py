@@ -62,7 +62,7 @@ class _Run:
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Be the prefill's `AttentionStep`: run the kernel, then compress the layer."""
-        out = call.kernel()
+        out = self._unread(call) if call.layer == self.model.facts.layers - 1 else call.kernel()
         if call.window is not None:
             self.context.tails[call.layer] = SlidingTail.of_context(call)
             return out
@@ -74,6 +74,12 @@ class _Run:
                 queries = call.query if Reads.QUERIES in press.reads else None
                 self._rank(label, self._layer(call.layer, call.key, call.value, queries=queries))
         return out
+
+    @staticmethod
+    def _unread(call: AttentionCall) -> Tensor:
+        """Return what the last layer may hand on: only the logits after the context, which nobody reads, need more."""
+        batch, heads, n, _ = call.query.shape
+        return call.value.new_zeros(batch, n, heads, call.value.shape[-1])
 
     def answer_all(self) -> dict[Variant, list[Answer]]:
         """Answer every question under every variant; the full cache first where the oracle needs its answers."""
