@@ -297,11 +297,15 @@ def train(
         str, typer.Option(help="exact, rloo, pointwise, ranknet, listnet, softsort or weighted-softsort.")
     ] = "exact",
     agent: Annotated[str, typer.Option(help="paper: 256 wide, 6,000 positions; small: what kvbench embeds.")] = "small",
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps; the agent's default.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Highest learning rate; the agent's default.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Sequences per step; the agent's default.")] = None,
-    tokens: Annotated[int | None, typer.Option(min=4, help="Tokens of each; the agent's default.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="End after so many, its schedule with it.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; by default the agent's own.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Highest learning rate; by default the agent's own.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences per step; by default the agent's own.")] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=4, help="Tokens drawn from each sequence; by default the agent's own.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="End after so many minutes; the learning rate falls in that time.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the weights, the draws and the split.")] = 0,
     device: Annotated[str | None, typer.Option(help="The accelerator if there is one, else cpu.")] = None,
     half: Annotated[bool, typer.Option("--half", help="Store the weights in float16.")] = False,
@@ -328,16 +332,16 @@ def train(
 
 @app.command()
 def traces(
-    task: Annotated[
-        list[str], typer.Option("--task", "-t", help="Tasks, comma-separated: ruler-1k,ruler-4k:vt,oasst2:train.")
-    ],
+    task: Annotated[list[str], typer.Option("--task", "-t", help="Tasks, comma-separated: ruler-4k:vt,oasst2:train.")],
     to: Annotated[Path, typer.Option("--out", "-o", help="Folder of the traces; a run resumes it.")],
     samples: Annotated[int, typer.Option("--samples", "-n", min=1, help="Per task, spread over its subtasks.")],
     model: ModelOption = "smollm2-135m",
     data: DataOption = None,
     cuts: Annotated[int, typer.Option(min=1, help="Cuts per sequence: its end, and others drawn before it.")] = 3,
-    rollout: Annotated[int, typer.Option(min=1, help="Most tokens of a future that is generated.")] = 300,
-    seed: Annotated[int, typer.Option(min=0, help="Of generated data and cuts; not the benchmark's.")] = seeds.TRACES,
+    rollout: Annotated[int, typer.Option(min=1, help="Most tokens that are generated as the future.")] = 300,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of generated data and cuts; the benchmark's is another.")
+    ] = seeds.TRACES,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     attention: AttentionOption = "sdpa",
@@ -369,7 +373,9 @@ def cost(
         list[str],
         typer.Option("--press", "-p", help="Presses, comma-separated, or all; oracle and random are added."),
     ],
-    task: Annotated[list[str] | None, typer.Option("--task", "-t", help="Tasks, comma-separated.")] = None,
+    task: Annotated[
+        list[str] | None, typer.Option("--task", "-t", help="Tasks, comma-separated: ruler-4k:vt,oasst2.")
+    ] = None,
     from_traces: Annotated[
         Path | None,
         typer.Option(
@@ -377,7 +383,7 @@ def cost(
         ),
     ] = None,
     samples: Annotated[
-        int | None, typer.Option("--samples", "-n", min=1, help="Per task; 13 by default, of traces all.")
+        int | None, typer.Option("--samples", "-n", min=1, help="Per task; by default 13, or all the traces.")
     ] = None,
     model: ModelOption = "smollm2-135m",
     data: DataOption = None,
@@ -385,7 +391,7 @@ def cost(
         str, typer.Option("--budgets", "-b", help="Points of the curves: tokens per KV head or shares of the context.")
     ] = "16,32,64,128,256,512,1024,2048",
     protect: Annotated[str, typer.Option(help="First and last tokens put in front of every ranking.")] = "0,0",
-    rollout: Annotated[int, typer.Option(min=1, help="Most tokens of a future that is generated.")] = 300,
+    rollout: Annotated[int, typer.Option(min=1, help="Most tokens that are generated as the future.")] = 300,
     seed: Annotated[int, typer.Option(min=0, help="Of generated data and seeded presses.")] = seeds.BENCHMARK,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
@@ -428,15 +434,15 @@ def show(
     head: Annotated[int | None, typer.Option(min=0, help="Only this KV head of the layer.")] = None,
     protect: Annotated[str, typer.Option(help="First and last tokens put in front of every ranking.")] = "0,0",
     future: Annotated[
-        int, typer.Option(min=1, help="Tokens of the greedy continuation that the oracle ranks by, at most.")
+        int, typer.Option(min=1, help="Most tokens of the model's continuation, which the oracle ranks by.")
     ] = 64,
-    png: Annotated[Path | None, typer.Option("--png", help="Draw a picture too.")] = None,
-    html: Annotated[Path | None, typer.Option("--html", help="Write a page too.")] = None,
+    png: Annotated[Path | None, typer.Option("--png", help="Also draw a picture, a .png file.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Also write a page, an .html file.")] = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     attention: AttentionOption = "sdpa",
 ) -> None:
-    """Show a text's tokens shaded by how long each press keeps them, press beside press."""
+    """Show a text's tokens shaded by how long each press keeps them, side by side."""
     from kvbench.commands.show import ShowRanksRequest, show_ranks_command
 
     request = ShowRanksRequest(
