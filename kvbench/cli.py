@@ -92,7 +92,7 @@ def _top(
 def run(
     press: Annotated[
         list[str],
-        typer.Option("--press", "-p", help="Presses, comma-separated: kvp,snapkv:window=32,kernel=7 or all."),
+        typer.Option("--press", "-p", help="Presses, comma-separated, or all: kvp,snapkv:window=32."),
     ],
     task: Annotated[list[str], typer.Option("--task", "-t", help="Tasks, comma-separated: ruler-4k,ruler-8k:vt.")],
     budgets: Annotated[
