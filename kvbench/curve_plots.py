@@ -241,7 +241,7 @@ def _notes(table: Table, looks: Mapping[str, Look]) -> list[str]:
     if any(looks[curve.press].dashed for curve in summary.curves):
         notes.append("dashed: reads attention")
     if summary.noise:
-        notes.append(noise_in_words(summary.noise, 3))
+        notes.append(noise_in_words(summary.noise, 3, table.protocol))
     if failed := sum(cell.failed for cell in cells):
         notes.append(f"{failed} answers failed and are in no mean")
     return notes

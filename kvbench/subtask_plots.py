@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil
+from statistics import median
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from kvbench.captions import conditions_of, metric_of
 from kvbench.curve_plots import axis_budgets, draw_full, draw_line, scale_budgets, scores_of, shifts_of
+from kvbench.mean_interval import Estimate
 from kvbench.plot_frame import (
     BOTTOM,
     TOP,
@@ -46,23 +49,35 @@ def draw_subtasks(whole: Table, parts: Sequence[Table], looks: Mapping[str, Look
     key = key_height(in_key)
     figure = new_figure(TOP + key + rows * _PANEL + BOTTOM)
     height = figure.get_figheight()
-    panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
+    same = _are_of_one_scale(parts)
+    panels = list(figure.subplots(rows, columns, sharex=True, sharey=same, squeeze=False).flat)
     figure.subplots_adjust(
-        left=0.5 / WIDTH,
+        left=(0.5 if same else 0.62) / WIDTH,
         right=1 - 0.1 / WIDTH,
         bottom=BOTTOM / height,
         top=1 - (TOP + key + 0.2) / height,
-        wspace=0.08,
+        wspace=0.08 if same else 0.22,
         hspace=0.3,
     )
     for axes, part in zip(panels, parts, strict=False):
         _draw_panel(axes, part, looks)
     for spare in panels[len(parts) :]:
         spare.set_visible(False)
-    _scale(panels, whole, parts, columns)
+    _scale(panels, whole, parts, columns, same)
     add_key(figure, in_key, [*(marker_of(looks[name]) for name in names), Line2D((), (), color=INK, linewidth=1.0)])
-    write_texts(figure, whole.title, conditions_of(whole.protocol), _notes(whole, parts, looks))
+    write_texts(figure, whole.title, conditions_of(whole.protocol), _notes(whole, parts, looks, same))
     return figure
+
+
+def _are_of_one_scale(parts: Sequence[Table]) -> bool:
+    """Say whether half of the panels reach half of what the highest reaches, so that one y axis serves all."""
+    tops = [max((s.mean for s in _scores(part) if s.mean is not None), default=0.0) for part in parts]
+    return median(tops) >= max(tops) / 2
+
+
+def _scores(part: Table) -> list[Estimate]:
+    full = [part.summary.full.score] if part.summary.full else []
+    return [*full, *(cell.score for curve in part.summary.curves for cell in curve.cells.values())]
 
 
 def _columns(panels: int) -> int:
@@ -81,16 +96,17 @@ def _draw_panel(axes: Axes, part: Table, looks: Mapping[str, Look]) -> None:
     axes.set_title(part.subtask or "", size=7.5, color=INK, loc="left", pad=3)
 
 
-def _scale(panels: Sequence[Axes], whole: Table, parts: Sequence[Table], columns: int) -> None:
-    """Give all panels the same axes, written on the outermost."""
-    full = [part.summary.full.score for part in parts if part.summary.full]
-    cells = [cell.score for part in parts for curve in part.summary.curves for cell in curve.cells.values()]
+def _scale(panels: Sequence[Axes], whole: Table, parts: Sequence[Table], columns: int, same: bool) -> None:
+    """Give all panels the same x axis and, where it is the `same` for all, y axis, written on the outermost."""
+    everything = [score for part in parts for score in _scores(part)]
     budgets = axis_budgets(whole.summary)
-    for place, axes in enumerate(panels[: len(parts)]):
+    for place, (axes, part) in enumerate(zip(panels, parts, strict=False)):
         scale_budgets(axes, budgets)
-        scale_scores(axes, whole.protocol, [*full, *cells])
+        scale_scores(axes, whole.protocol, everything if same else _scores(part))
+        if not same and whole.protocol.shown_as == "mean":
+            axes.yaxis.set_major_locator(MaxNLocator(3))
         lowest = place + columns >= len(parts)
-        axes.tick_params(labelsize=6.5, labelbottom=lowest, labelleft=place % columns == 0)
+        axes.tick_params(labelsize=6.5, labelbottom=lowest, labelleft=not same or place % columns == 0)
         axes.tick_params(axis="x", labelrotation=90 if len(budgets) > 5 else 0)
         axes.set_xlabel("")
         axes.set_ylabel("")
@@ -100,11 +116,12 @@ def _scale(panels: Sequence[Axes], whole: Table, parts: Sequence[Table], columns
     figure.supylabel(metric_of(whole.protocol), size=8, color=INK, x=0.01)
 
 
-def _notes(whole: Table, parts: Sequence[Table], looks: Mapping[str, Look]) -> list[str]:
+def _notes(whole: Table, parts: Sequence[Table], looks: Mapping[str, Look], same: bool) -> list[str]:
     counts = [c.n for part in parts for curve in part.summary.curves for c in curve.cells.values()]
     notes = [f"Missing: {', '.join(whole.missing)}"] if whole.missing else []
     answers = "-".join(map(str, sorted({min(counts), max(counts)})))
-    notes.append(f"Bars: 95 % intervals over {answers} answers each; all panels have the same axes")
+    notes.append(f"Bars: 95 % intervals over {answers} answers each")
+    notes.append("all panels have the same axes" if same else "each panel has a y axis of its own")
     if any(looks[curve.press].dashed for curve in whole.summary.curves):
         notes.append("dashed: reads attention")
     if failed := sum(c.failed for part in parts for curve in part.summary.curves for c in curve.cells.values()):

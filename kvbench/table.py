@@ -132,6 +132,18 @@ def estimate(score: Estimate, decimals: int) -> str:
     return (NOT_KNOWN if score.mean is None else f"{score.mean:.{decimals}f}") + interval
 
 
+def estimate_with_ends(score: Estimate, decimals: int) -> str:
+    """Return a number with the ends of its interval, of which it is not the middle."""
+    if score.mean is None or score.low is None or score.high is None:
+        return estimate(score, decimals)
+    return f"{score.mean:.{decimals}f} [{score.low:.{decimals}f}, {score.high:.{decimals}f}]"
+
+
+def _written(protocol: Protocol) -> Callable[[Estimate, int], str]:
+    """Return how a protocol's scores are written."""
+    return estimate_with_ends if protocol.shown_as == "exp" else estimate
+
+
 def _rows(summary: Summary) -> list[Curve]:
     """Return the full cache, which has no area, and the presses."""
     return [*([Curve(FULL, {FULL: summary.full})] if summary.full else []), *summary.curves]
@@ -142,8 +154,9 @@ def _layout(table: Table) -> Layout:
     rows = _rows(summary)
     labels = [budget.label for budget in summary.budgets] or [FULL]
     decimals = _decimals(summary)
+    written = _written(table.protocol)
     columns = [
-        Column(label, [_score(row.cells.get(FULL) or row.cells.get(label), decimals) for row in rows])
+        Column(label, [_score(row.cells.get(FULL) or row.cells.get(label), decimals, written) for row in rows])
         for label in labels
     ]
     if len(labels) > 1:
@@ -181,11 +194,12 @@ def _range(numbers: set[int]) -> str:
 
 
 def _notes(table: Table, heads: set[str]) -> list[str]:
-    reading = ["± half the 95 % interval"]
+    reading = ["[95 % interval]" if table.protocol.shown_as == "exp" else "± half the 95 % interval"]
     if "n" not in heads:
         reading.append(f"n = {_range(_counts(table.summary))} answers")
     if "AUC" in heads:
-        reading.append(area_in_words(table.protocol))
+        half = ["± half the 95 % interval"] if table.protocol.shown_as == "exp" else []
+        reading.append(", ".join([area_in_words(table.protocol), *half]))
     notes = [f"missing: {', '.join(table.missing)}"] if table.missing else []
     notes += [conditions_of(table.protocol), "; ".join(reading)]
     if any(curve.ahead for curve in table.summary.curves):
@@ -193,7 +207,7 @@ def _notes(table: Table, heads: set[str]) -> list[str]:
     if table.summary.bounds and "AUC" in heads:
         notes.append(f"not compared, a bound: {', '.join(table.summary.bounds)}")
     if noise := table.summary.noise:
-        notes.append(noise_in_words(noise, _decimals(table.summary)))
+        notes.append(noise_in_words(noise, _decimals(table.summary), table.protocol))
     if "failed" in heads:
         notes.append("failed: answers without a score, which no mean includes")
     if "whole" in heads:
@@ -201,10 +215,10 @@ def _notes(table: Table, heads: set[str]) -> list[str]:
     return notes
 
 
-def noise_in_words(noise: NoiseFloor, decimals: int) -> str:
+def noise_in_words(noise: NoiseFloor, decimals: int, protocol: Protocol) -> str:
     """Return what the full cache's second answers say of numbers that rounding alone can change."""
     changed = f"{noise.changed} of {noise.n} answers" if noise.changed else "no answer"
-    again = estimate(noise.repeat, decimals)
+    again = _written(protocol)(noise.repeat, decimals)
     return f"noise floor: the full cache answered again scores {again}, {changed} scored otherwise"
 
 
@@ -221,5 +235,5 @@ def _half(score: Estimate) -> float | None:
     return None if score.low is None or score.high is None else (score.high - score.low) / 2
 
 
-def _score(cell: Cell | None, decimals: int) -> str:
-    return NOT_RUN if cell is None else estimate(cell.score, decimals)
+def _score(cell: Cell | None, decimals: int, written: Callable[[Estimate, int], str]) -> str:
+    return NOT_RUN if cell is None else written(cell.score, decimals)

@@ -121,7 +121,7 @@ def _table(table: Table, named: dict[str, pd.DataFrame], part: Sequence[str]) ->
         "budgets": [asdict(budget) | {"share": budget.is_share} for budget in summary.budgets],
         "leader": summary.leader,
         "bounds": summary.bounds,
-        "noise": noise_in_words(summary.noise, 3) if summary.noise else None,
+        "noise": noise_in_words(summary.noise, 3, table.protocol) if summary.noise else None,
         "rows": [
             _curve(curve)
             | {

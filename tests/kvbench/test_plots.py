@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import astuple, replace
 from itertools import combinations, pairwise
 from pathlib import Path
 
@@ -182,10 +183,35 @@ def test_each_subtask_has_a_panel_with_its_own_means(results: Results) -> None:
     assert [text.get_text() for text in key.get_texts()] == [*(c.press for c in whole.summary.curves), "full cache"]
 
 
-@pytest.mark.parametrize("count", [2, 5, 13, 21])
-def test_the_panels_and_the_key_do_not_touch(results: Results, count: int) -> None:
+def lower(part: Table, times: float) -> Table:
+    """Return a table of scores that are so many times lower."""
+
+    def lowered(cell: Cell) -> Cell:
+        score = cell.score
+        return replace(cell, score=Estimate(*(None if x is None else x / times for x in astuple(score))))
+
+    summary = part.summary
+    assert summary.full is not None
+    curves = [replace(c, cells={label: lowered(cell) for label, cell in c.cells.items()}) for c in summary.curves]
+    return replace(part, summary=replace(summary, full=lowered(summary.full), curves=tuple(curves)))
+
+
+def test_panels_of_other_scales_have_y_axes_of_their_own(results: Results) -> None:
     whole, *parts = make_tables(results, subtasks=True)
-    figure = draw_subtasks(whole, [parts[place % len(parts)] for place in range(count)], looks())
+    figure = draw_subtasks(whole, [parts[0], *(lower(part, 5.0) for part in parts[1:])], looks())
+    panels = [axes for axes in figure.axes if axes.get_visible()]
+    high, *low = [axes.get_ylim()[1] for axes in panels]
+    assert all(high > 3 * top for top in low)
+    assert all(axes.yaxis.get_tick_params()["labelleft"] for axes in panels)
+    assert any("a y axis of its own" in text.get_text() for text in texts_of(figure))
+
+
+@pytest.mark.parametrize("count", [2, 5, 13, 21])
+@pytest.mark.parametrize("times", [1.0, 70.0])
+def test_the_panels_and_the_key_do_not_touch(results: Results, count: int, times: float) -> None:
+    whole, *parts = make_tables(results, subtasks=True)
+    parts = [parts[place % len(parts)] for place in range(count)]
+    figure = draw_subtasks(whole, [parts[0], *(lower(part, times) for part in parts[1:])], looks())
     FigureCanvasAgg(figure).draw()
     boxes = [axes.get_tightbbox() for axes in figure.axes if axes.get_visible()]
     boxes += [figure.legends[0].get_window_extent(), *(text.get_window_extent() for text in figure.texts)]
