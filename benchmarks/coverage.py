@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy import stats
 
-from kvbench.mean_interval import mean_interval
+from kvbench.mean_interval import mean_intervals
 from kvbench.score_grid import ScoreGrid
 from kvbench.statistics import area_differences, area_intervals
 
@@ -109,18 +109,16 @@ def draw(scenario: Scenario, random: np.random.Generator) -> ScoreGrid:
 def held(scenario: Scenario, grid: ScoreGrid) -> dict[str, Floats]:
     """Return which of kvbench's intervals hold the truth, 0 or 1 each; NaN where there is none."""
     means, areas = means_of(scenario)[0].mean(axis=0), areas_of(scenario)
-    cells = [
-        (mean_interval(grid.scores[:, press, budget], grid.subtask, grid.source), means[press, budget])
-        for press in range(len(MIDDLES))
-        for budget in (0, 2, 4)
-    ]
+    budgets = [0, 2, 4]
+    columns = grid.scores[:, :, budgets].reshape(len(grid.full), -1)
+    cells = mean_intervals(columns, grid.subtask, grid.source, grid.weight, bounded=True)
     area = area_intervals(grid, TOKENS)
     others = list(range(1, len(MIDDLES)))
     differences = area_differences(grid, TOKENS, others, reference=0)
     differences += area_differences(grid, TOKENS, [2], reference=1)  # there is none
     truths = [*(areas[others] - areas[0]), 0.0]
     return {
-        "cell": np.array([_holds(estimate.low, estimate.high, truth) for estimate, truth in cells]),
+        "cell": np.array([_holds(c.low, c.high, t) for c, t in zip(cells, means[:, budgets].flat, strict=True)]),
         "area": np.array([_holds(*ends) for ends in zip(area.low, area.high, areas, strict=True)]),
         "difference": np.array([_holds(d.low, d.high, t) for d, t in zip(differences, truths, strict=True)]),
         "p > 0.05 of none": np.array([np.nan if differences[-1].p is None else differences[-1].p > 0.05]),

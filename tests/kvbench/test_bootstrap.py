@@ -199,12 +199,12 @@ def test_simulated_benchmarks_have_the_means_they_claim(coverage: ModuleType) ->
         assert grid.full[grid.subtask == subtask].mean() == pytest.approx(full[subtask], abs=0.03)
 
 
-@pytest.mark.parametrize("scenario", [0, 3, 4, 6])
-def test_95_percent_intervals_hold_the_truth_95_times_in_100(coverage: ModuleType, scenario: int) -> None:
-    """Areas and paired differences, as `benchmarks/coverage.py` measures at length."""
-    random = np.random.default_rng(100 + scenario)
-    simulated = coverage.SCENARIOS[scenario]
-    held = [coverage.held(simulated, coverage.draw(simulated, random)) for _ in range(100)]
-    for number in ("area", "difference"):
-        assert 0.92 < np.nanmean([found[number] for found in held]) < 0.98, number
-    assert 0.90 < np.nanmean([found["p > 0.05 of none"] for found in held]) <= 1
+def test_95_percent_intervals_hold_the_truth_93_to_97_times_in_100(coverage: ModuleType) -> None:
+    """In 1,000 benchmarks with clustered samples; `benchmarks/coverage.py` simulates as many of each kind."""
+    random = np.random.default_rng(100)
+    held = []
+    for scenario, benchmarks in ((0, 700), (3, 150), (6, 150)):
+        simulated = coverage.SCENARIOS[scenario]
+        held += [coverage.held(simulated, coverage.draw(simulated, random)) for _ in range(benchmarks)]
+    for number in ("cell", "area", "difference", "p > 0.05 of none"):
+        assert 0.93 <= np.nanmean(np.concatenate([found[number] for found in held])) <= 0.97, number

@@ -206,8 +206,7 @@ def test_panels_of_other_scales_have_y_axes_of_their_own(results: Results) -> No
     assert any("a y axis of its own" in text.get_text() for text in texts_of(figure))
 
 
-@pytest.mark.parametrize("count", [2, 5, 13, 21])
-@pytest.mark.parametrize("times", [1.0, 70.0])
+@pytest.mark.parametrize(("count", "times"), [(2, 1.0), (5, 70.0), (13, 1.0), (21, 70.0)])
 def test_the_panels_and_the_key_do_not_touch(results: Results, count: int, times: float) -> None:
     whole, *parts = make_tables(results, subtasks=True)
     parts = [parts[place % len(parts)] for place in range(count)]
