@@ -318,11 +318,11 @@ def _check_model(path: Path, info: AgentsInfo, model: ModelFacts, transfer: bool
     }
     for fact, (theirs, ours) in facts.items():
         if theirs != ours:
-            raise UsageError(f"{path} holds agents for another model: its {fact} is {theirs}, here it is {ours}")
+            raise UsageError(f"{path} holds agents for another model: {fact} {theirs}, here {ours}")
     own = short_name(info.model) == short_name(model.name) or info.weights == model.weights
     if not (own or transfer):
         raise UsageError(
-            f"{path} holds agents for another model: its model is {info.model}, here it is {model.name}; if the two "
+            f"{path} holds agents for another model: {info.model}, here {model.name}; if the two "
             "are as good as the same, say kvp:transfer=true"
         )
 

@@ -172,9 +172,7 @@ class Traces:
         facts = {"name": (self.manifest.model, model.name), "weights": (self.manifest.weights, model.weights)}
         for fact, (theirs, ours) in facts.items():
             if theirs != ours:
-                raise UsageError(
-                    f"the traces in '{self.path}' are of another model: its {fact} is {theirs}, here it is {ours}"
-                )
+                raise UsageError(f"the traces in '{self.path}' are of another model: {fact} {theirs}, here {ours}")
 
     def _check(self, file: Path, entry: TraceEntry, tensors: dict[str, Tensor]) -> None:
         heads = (len(self.manifest.layers), self.manifest.kv_heads)

@@ -107,5 +107,5 @@ def _refuse_another_model(first: Traces, other: Traces) -> None:
         if theirs != ours:
             raise UsageError(
                 f"the traces of '{other.path}' are of another model than those of '{first.path}': "
-                f"{fact.replace('_', ' ')} is {theirs}, not {ours}"
+                f"{fact.replace('_', ' ')} {theirs}, not {ours}"
             )

@@ -196,10 +196,10 @@ def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        (ModelFacts("other", "none", 2, 3, 6, 8, 512), "its model is tiny, here it is other"),
-        (ModelFacts("tiny", "none", 4, 3, 6, 8, 512), "its layers is 2, here it is 4"),
-        (ModelFacts("tiny", "none", 2, 1, 6, 8, 512), "its KV heads per layer is 3, here it is 1"),
-        (ModelFacts("tiny", "none", 2, 3, 6, 64, 512), "its head size is 8, here it is 64"),
+        (ModelFacts("other", "none", 2, 3, 6, 8, 512), "another model: tiny, here other"),
+        (ModelFacts("tiny", "none", 4, 3, 6, 8, 512), "another model: layers 2, here 4"),
+        (ModelFacts("tiny", "none", 2, 1, 6, 8, 512), "another model: KV heads per layer 3, here 1"),
+        (ModelFacts("tiny", "none", 2, 3, 6, 64, 512), "another model: head size 8, here 64"),
     ],
 )
 def test_agents_of_another_model_are_refused(checkpoint: Path, facts: ModelFacts, message: str) -> None:

@@ -23,7 +23,7 @@ from kvbench.records import Environment
 from kvbench.registry import make_press
 from kvbench.traces import TraceEntry, TraceManifest
 from kvbench.tracing import Drawn, take_trace
-from tiny_models import tiny_model
+from tiny_models import CONFIGS, tiny_model, tiny_network, tiny_tokenizer
 from tiny_runs import UNPROTECTED, N, presses, question, random_prompt
 
 PRESSES = ("oracle", "random", "k_norm", "streaming_llm", "snapkv:window=8")
@@ -256,6 +256,13 @@ def test_traces_are_ranked_without_the_model_and_only_by_presses_without_queries
     assert found.protocol.origin == "traces"
     assert {"oracle", "random", "k_norm", "streaming_llm"} <= found.presses.keys()
     assert not {"tova", "snapkv", "h2o", "full"} & found.presses.keys()
+    for name, differs in ((model_folder.name, "weights"), ("other", "name")):
+        network = tiny_network(CONFIGS["llama"], torch.float32, seed=1)
+        network.save_pretrained(tmp_path / name)
+        tiny_tokenizer().save_pretrained(tmp_path / name)
+        other = kvbench(*arguments(tmp_path / name, tmp_path / "r", "k_norm", "--traces", str(traces)))
+        assert other.returncode == 2
+        assert f"are of another model: {differs} " in other.stderr
     other = kvbench(*arguments(model_folder, tmp_path / "r", "k_norm", "--traces", str(traces), "--task", "ruler-4k"))
     assert other.returncode == 2
     assert "did you mean 'ruler-2k'" in other.stderr

@@ -130,7 +130,7 @@ def test_several_folders_are_learned_from_together(tmp_path: Path) -> None:
     corpus = Corpus.of([one, two])
     assert {corpus.entry(sequence).task for sequence in corpus.sequences} == {"one", "two"}
     other = write_traces(tmp_path / "other", model="other")
-    with pytest.raises(UsageError, match="model is other, not toy"):
+    with pytest.raises(UsageError, match="model other, not toy"):
         Corpus.of([one, other])
 
 

@@ -69,17 +69,17 @@ def test_agents_of_the_same_weights_or_transferred_ones_are_used(agents: Agents,
     press = make_press(f"kvp:checkpoint={file}")
     press.for_model(ModelFacts("renamed", "sha256:1", 3, 2, 6, 8, 512))
     tuned = ModelFacts("tuned", "sha256:2", 3, 2, 6, 8, 512)
-    with pytest.raises(UsageError, match=r"its model is tiny, here it is tuned; .*kvp:transfer=true"):
+    with pytest.raises(UsageError, match=r"another model: tiny, here tuned; .*kvp:transfer=true"):
         press.for_model(tuned)
     make_press(f"kvp:checkpoint={file},transfer=true").for_model(tuned)
-    with pytest.raises(UsageError, match="its layers is 3, here it is 4"):
+    with pytest.raises(UsageError, match="another model: layers 3, here 4"):
         make_press(f"kvp:checkpoint={file},transfer=true").for_model(ModelFacts("tuned", "none", 4, 2, 6, 8, 512))
 
 
 def test_agents_of_another_model_are_refused(agents: Agents, tmp_path: Path) -> None:
     save_agents(agents, tmp_path / "a.safetensors")
     press = make_press(f"kvp:checkpoint={tmp_path / 'a.safetensors'}")
-    with pytest.raises(UsageError, match="its KV heads per layer is 2, here it is 4"):
+    with pytest.raises(UsageError, match="another model: KV heads per layer 2, here 4"):
         press.for_model(ModelFacts("tiny", "none", 3, 4, 8, 8, 512))
 
 
