@@ -141,9 +141,9 @@ def test_a_length_that_some_question_does_not_fit_is_refused_with_one_that_fits_
     official: Mapping[str, Path], smollm2_tokenizer: PreTrainedTokenizerBase
 ) -> None:
     with pytest.raises(UsageError, match=r"ruler-1500 is too short.* qa_2 needs") as refusal:
-        draw("ruler-1500:qa_1+qa_2", official, smollm2_tokenizer, 50)
+        draw("ruler-1500:qa_1+qa_2", official, smollm2_tokenizer, 5)
     [longest] = re.findall(r"fits is (ruler-\w+)", str(refusal.value))
-    assert len(draw(f"{longest}:qa_1+qa_2", official, smollm2_tokenizer, 50)) == 100
+    assert len(draw(f"{longest}:qa_1+qa_2", official, smollm2_tokenizer, 5)) == 10
 
 
 def test_the_hubs_rows_are_the_published_file(squad: Path, tmp_path: Path, official: Mapping[str, Path]) -> None:
