@@ -168,7 +168,7 @@ def write_png(shaded: ShadedText, file: Path) -> None:
     from kvbench.plot_frame import save
 
     size, gap = 7.0, 3
-    columns = 44 if sum(map(len, shaded.pieces)) < 6000 else 88
+    columns = 44 if len(shaded.ranks) > 1 and sum(map(len, shaded.pieces)) < 6000 else 88
     panels = {press: list(_lines(shaded, press, columns)) for press in shaded.ranks}
     rows = max(run.row for runs in panels.values() for run in runs) + 1
     across = len(panels) * (columns + gap) - gap + 2
