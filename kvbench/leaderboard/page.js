@@ -45,6 +45,8 @@ function decimalsOf(table) {
 const shorten = (text) => text.replace(/^0\./, ".");
 const halfOf = (cell, decimals) =>
   cell[LOW] === null ? "" : `±${shorten(((cell[HIGH] - cell[LOW]) / 2).toFixed(decimals))}`;
+const endsOf = (cell, decimals) =>
+  cell[LOW] === null ? "" : ` [${cell[LOW].toFixed(decimals)}, ${cell[HIGH].toFixed(decimals)}]`;
 const intervalOf = (cell, decimals) =>
   cell[LOW] === null ? "no interval" : `95 % interval ${cell[LOW].toFixed(decimals)} to ${cell[HIGH].toFixed(decimals)}`;
 
@@ -453,7 +455,7 @@ class Board {
     const isFull = row.press === FULL;
     const isBest = !isFull && !this.current.bounds.includes(row.press) && cell[MEAN] !== null && cell[MEAN] === best;
     const decimals = decimalsOf(column.of);
-    const content = cell[MEAN] === null ? ["n/a"] : [cell[MEAN].toFixed(decimals), h("small", {}, halfOf(cell, decimals))];
+    const content = cell[MEAN] === null ? ["n/a"] : [cell[MEAN].toFixed(decimals), h("small", {}, (isExponential(this) ? endsOf : halfOf)(cell, decimals))];
     const share = reference > 0 && cell[MEAN] !== null ? Math.min(1, Math.max(0, isLower(this) ? reference / cell[MEAN] : cell[MEAN] / reference)) : 0;
     return h("td", { class: isBest ? "score best" : "score", "--share": share.toFixed(3) },
       h("a", { href: addressOf(this, column.of, row.press, isFull ? FULL : column.label) }, ...content));
