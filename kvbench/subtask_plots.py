@@ -42,14 +42,14 @@ def draw_subtasks(whole: Table, parts: Sequence[Table], looks: Mapping[str, Look
         parts: The tables of its subtasks.
         looks: By press.
     """
-    columns = _columns(len(parts))
+    same = _are_of_one_scale(parts)
+    columns = _columns(len(parts)) if same else min(len(parts), 3)
     rows = ceil(len(parts) / columns)
     names = [curve.press for curve in whole.summary.curves]
     in_key = [*names, "full cache"]
     key = key_height(in_key)
     figure = new_figure(TOP + key + rows * _PANEL + BOTTOM)
     height = figure.get_figheight()
-    same = _are_of_one_scale(parts)
     panels = list(figure.subplots(rows, columns, sharex=True, sharey=same, squeeze=False).flat)
     figure.subplots_adjust(
         left=(0.5 if same else 0.62) / WIDTH,
