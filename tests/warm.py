@@ -7,7 +7,11 @@ import transformers.tokenization_utils_tokenizers  # noqa: F401
 
 import kvbench.cli
 import kvbench.commands.run
+import kvbench.commands.traces
+import kvbench.commands.train
 import kvbench.commands.validate
-import kvbench.sweep  # noqa: F401
+import kvbench.sweep
+import kvbench.tracing
+import kvbench.training.trainer  # noqa: F401
 
 torch.set_num_threads(1)
