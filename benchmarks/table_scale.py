@@ -76,7 +76,7 @@ def _template(sample: str) -> tuple[str, str]:
     changes = {"context_tokens": CONTEXT, "compressed": True, "peak_entries": 32_024}
     record = make_record("", "256", sample, score=0.0, **changes)
     line = record.model_dump_json()
-    start, middle, end = line.index('"sample"'), line.index('"score"'), line.index('"prediction"')
+    start, middle, end = line.index('"sample"'), line.index('"score"'), line.index('"weight"')
     return line[start:middle], line[end:]
 
 
