@@ -41,6 +41,11 @@ DataOption = Annotated[
 DtypeOption = Annotated[str | None, typer.Option(help="bfloat16 where the processor has it, else float32.")]
 DeviceOption = Annotated[str | None, typer.Option(help="The accelerator if there is one, else cpu.")]
 AttentionOption = Annotated[str, typer.Option(help="The prefill's kernel: sdpa, eager, flash_attention_2, …")]
+EngineOption = Annotated[str, typer.Option(help="local: this process; ray or ray://HOST:PORT: a Ray cluster.")]
+GpusOption = Annotated[
+    float | None, typer.Option(min=0, help="Of each Ray worker; 1, and 0 where --device is cpu, by default.")
+]
+WorkersOption = Annotated[int | None, typer.Option(min=1, help="Ray workers; as many as there is room for.")]
 RevisionOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -118,11 +123,9 @@ def run(
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     attention: AttentionOption = "sdpa",
-    engine: Annotated[str, typer.Option(help="local: this process; ray or ray://HOST:PORT: a Ray cluster.")] = "local",
-    gpus_per_worker: Annotated[
-        float | None, typer.Option(min=0, help="Of each Ray worker; 1, and 0 where --device is cpu, by default.")
-    ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Ray workers; as many as there is room for.")] = None,
+    engine: EngineOption = "local",
+    gpus_per_worker: GpusOption = None,
+    workers: WorkersOption = None,
     noise_floor: Annotated[
         bool, typer.Option("--noise-floor", help="Answer the full cache twice: what rounding alone changes.")
     ] = False,
@@ -345,6 +348,9 @@ def traces(
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     attention: AttentionOption = "sdpa",
+    engine: EngineOption = "local",
+    gpus_per_worker: GpusOption = None,
+    workers: WorkersOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what it would take, and do nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -363,6 +369,9 @@ def traces(
         dtype=dtype,
         device=device,
         attention=attention,
+        engine=engine,
+        gpus_per_worker=gpus_per_worker,
+        workers=workers,
     )
     traces_command(request, dry_run, as_json, out, err)
 

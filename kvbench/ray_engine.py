@@ -1,29 +1,36 @@
-"""The engine "ray": a plan's work items on workers of a Ray cluster, each of which loads the weights once.
+"""The engine "ray": work items and traces on workers of a Ray cluster, each of which loads the weights once.
 
-The driver plans, hands out the items of a sample at a time, and is the only one that writes records, as they stream
-back. A worker that dies is started again and its items are tried again. Ray moves objects between its own processes
-with pickle; kvbench itself reads and writes none.
+The driver plans, hands out the items of a sample or a sequence at a time, and is the only one that writes, as results
+stream back. A worker that dies is started again and what it had is tried again. Ray moves objects between its own
+processes with pickle; kvbench itself reads and writes none.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvbench.errors import KvbenchError, UsageError, unknown
 from kvbench.press import Press
 from kvbench.sweep import Finished, ItemRunner, Plan, WorkItem, failed_record
 
 if TYPE_CHECKING:
+    from kvbench.models import Model, ModelSource
     from kvbench.records import Environment
     from kvbench.store import ResultsWriter
+    from kvbench.traces import Trace
+    from kvbench.tracing import Drawn, StoredLayers, Tracer
+
+_Job = TypeVar("_Job")
 
 RETRIES = 3
-"""How often the items of a sample are tried again after their worker has died."""
+"""How often the items of a sample, or a sequence, are tried again after their worker has died."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,31 @@ class ModelToLoad:
     device: str
     attention: str
 
+    @classmethod
+    def of(cls, text: str, source: ModelSource, dtype: str, device: str, attention: str) -> ModelToLoad:
+        """Return the model that was typed as `text`, as any process of this machine finds it."""
+        path = Path(text).expanduser()
+        name = str(path.resolve()) if path.exists() else text
+        return cls(name, source.weights, source.trust_remote_code, dtype, device, attention)
+
+    def load(self) -> Model:
+        """Load the model in a worker.
+
+        Raises:
+            KvbenchError: It cannot be loaded, or its weights are others here.
+        """
+        import torch
+
+        from kvbench.models import find, quieten_transformers
+
+        quieten_transformers()
+        if self.device == "cpu":
+            torch.set_num_threads(1)  # Ray gives a worker one processor
+        source = find(self.name, trust_remote_code=self.trust_remote_code)
+        if source.weights != self.weights:
+            raise KvbenchError(f"{self.name} has other weights here: {source.weights} instead of {self.weights}")
+        return source.load(self.dtype, self.device, self.attention)
+
 
 def parse_engine(text: str, gpus_per_worker: float | None, workers: int | None, device: str) -> RayEngine | None:
     """Read `--engine`: none for `local`, this process.
@@ -91,15 +123,60 @@ def run_plan_on_ray(
     """
     ray = _connect(engine)
     try:
-        workers = _start_workers(ray, plan, model, engine)
-        for finished, environment, warnings in _stream(ray, plan, workers, stopped):
+        workers = _start_workers(ray, Worker, (plan.presses, plan.identities, model), model, engine)
+        own = ray.get(workers[0].environment.remote())
+        samples = [list(items) for _, items in groupby(plan.items, key=lambda item: id(item.sample))]
+        for items, outcome in _stream(ray, workers, "run", samples, stopped):
+            if isinstance(outcome, _Lost):
+                outcome = [_unanswered(item, plan, own, outcome.reason) for item in items], own, []
+            finished, environment, warnings = outcome
             results.add_environment(environment)
-            results.append(finished.item.protocol, finished.records)
             for sentence in warnings:
                 warn(sentence)
-            tell(finished)
+            for item, came_back in zip(items, finished, strict=True):
+                one = Finished(item, came_back.records, came_back.timings)
+                results.append(item.protocol, one.records)
+                tell(one)
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def tracer_on_ray(model: ModelToLoad, engine: RayEngine) -> Iterator[Tracer]:
+    """Start workers that take traces, and stop them in the end.
+
+    Raises:
+        UsageError: Ray is not installed, cannot be reached, or has no room for a worker.
+        KvbenchError: No worker can load the model.
+    """
+    ray = _connect(engine)
+    try:
+        yield _RayTracer(ray, _start_workers(ray, TraceWorker, (model,), model, engine))
+    finally:
+        ray.shutdown()
+
+
+@dataclass(frozen=True)
+class _RayTracer:
+    """A tracer whose sequences are run on workers."""
+
+    ray: Any
+    workers: list[Any]
+
+    def layers(self) -> StoredLayers:
+        layers: StoredLayers = self.ray.get(self.workers[0].layers.remote())
+        return layers
+
+    def take(self, sequences: Sequence[Drawn], stopped: Callable[[], bool]) -> Iterator[tuple[Drawn, Trace]]:
+        """Yield the traces in any order.
+
+        Raises:
+            KvbenchError: A sequence cannot be taken.
+        """
+        for drawn, outcome in _stream(self.ray, self.workers, "take", sequences, stopped):
+            if isinstance(outcome, _Lost):
+                raise KvbenchError(f"sequence {drawn.entry.sample} of {drawn.entry.task}: {outcome.reason}")
+            yield drawn, outcome
 
 
 class Worker:
@@ -111,19 +188,8 @@ class Worker:
         Raises:
             KvbenchError: It cannot be loaded, or its weights are others here.
         """
-        import torch
-
-        from kvbench.models import find, quieten_transformers
-
-        quieten_transformers()
-        if model.device == "cpu":
-            torch.set_num_threads(1)  # Ray gives a worker one processor
-        source = find(model.name, trust_remote_code=model.trust_remote_code)
-        if source.weights != model.weights:
-            raise KvbenchError(f"{model.name} has other weights here: {source.weights} instead of {model.weights}")
-        loaded = source.load(model.dtype, model.device, model.attention)
         self._warnings: list[str] = []
-        self._runner = ItemRunner(presses, identities, loaded, self._warnings.append)
+        self._runner = ItemRunner(presses, identities, model.load(), self._warnings.append)
 
     def environment(self) -> Environment:
         """Return what the worker computes with."""
@@ -133,6 +199,30 @@ class Worker:
         """Run the items of one sample; return what came of each, and warnings."""
         self._warnings.clear()
         return [self._runner.run(item) for item in items], self._runner.environment, list(self._warnings)
+
+
+class TraceWorker:
+    """A process of the cluster that has the model loaded to take traces. Ray makes an actor of it."""
+
+    def __init__(self, model: ModelToLoad) -> None:
+        """Load the model.
+
+        Raises:
+            KvbenchError: It cannot be loaded, or its weights are others here.
+        """
+        self._model = model.load()
+
+    def layers(self) -> StoredLayers:
+        """Return the layers that traces store."""
+        from kvbench.tracing import stored_layers
+
+        return stored_layers(self._model)
+
+    def take(self, drawn: Drawn) -> Trace:
+        """Run one sequence."""
+        from kvbench.tracing import take_trace
+
+        return take_trace(self._model, drawn)
 
 
 def _connect(engine: RayEngine) -> Any:
@@ -149,7 +239,9 @@ def _connect(engine: RayEngine) -> Any:
     return ray
 
 
-def _start_workers(ray: Any, plan: Plan, model: ModelToLoad, engine: RayEngine) -> list[Any]:
+def _start_workers(
+    ray: Any, kind_of_worker: type, arguments: Sequence[Any], model: ModelToLoad, engine: RayEngine
+) -> list[Any]:
     kind = "GPU" if engine.gpus_per_worker else "CPU"
     share = engine.gpus_per_worker or 1
     room = int(ray.cluster_resources().get(kind, 0) / share)
@@ -160,43 +252,50 @@ def _start_workers(ray: Any, plan: Plan, model: ModelToLoad, engine: RayEngine) 
         num_gpus=engine.gpus_per_worker,
         max_restarts=-1,
         max_task_retries=RETRIES,
-    )(Worker)
-    workers = [actor.remote(plan.presses, plan.identities, model) for _ in range(min(engine.workers or room, room))]
+    )(kind_of_worker)
+    workers = [actor.remote(*arguments) for _ in range(min(engine.workers or room, room))]
     try:
-        ray.get([worker.environment.remote() for worker in workers])
+        ray.get([worker.__ray_ready__.remote() for worker in workers])
     except ray.exceptions.RayError as error:
         raise KvbenchError(f"a worker cannot load {model.name}: {_reason(error)}") from None
     return workers
 
 
+@dataclass(frozen=True)
+class _Lost:
+    """A job that no worker could do."""
+
+    reason: str
+
+
 def _stream(
-    ray: Any, plan: Plan, workers: list[Any], stopped: Callable[[], bool]
-) -> Iterator[tuple[Finished, Environment, list[str]]]:
-    """Yield what comes back, in any order; hand out nothing more once `stopped`."""
-    samples = iter([list(items) for _, items in groupby(plan.items, key=lambda item: id(item.sample))])
-    environment = ray.get(workers[0].environment.remote())
-    running: dict[Any, tuple[Any, list[WorkItem]]] = {}
+    ray: Any, workers: list[Any], method: str, jobs: Iterable[_Job], stopped: Callable[[], bool]
+) -> Iterator[tuple[_Job, Any]]:
+    """Yield each job with what the workers' method returns of it, or `_Lost`, in any order.
+
+    No job is handed out any more once `stopped`.
+    """
+    waiting = iter(jobs)
+    running: dict[Any, tuple[Any, _Job]] = {}
     idle = list(workers)
     while True:
-        while idle and not stopped() and (items := next(samples, None)):
+        while idle and not stopped() and (job := next(waiting, None)):
             worker = idle.pop()
-            running[worker.run.remote(items)] = (worker, items)
+            running[getattr(worker, method).remote(job)] = (worker, job)
         if not running:
             return
         [done], _ = ray.wait(list(running), num_returns=1)
-        worker, items = running.pop(done)
+        worker, job = running.pop(done)
         idle.append(worker)
         try:
-            finished, environment, warnings = ray.get(done)
+            outcome = ray.get(done)
         except ray.exceptions.RayError as error:
             died = isinstance(error, ray.exceptions.ActorDiedError | ray.exceptions.ActorUnavailableError)
-            reason = f"its worker died, {RETRIES + 1} times" if died else f"its worker failed: {_reason(error)}"
-            finished, warnings = [_lost(item, plan, environment, reason) for item in items], []
-        for number, one in enumerate(finished):
-            yield Finished(items[number], one.records, one.timings), environment, warnings if number == 0 else []
+            outcome = _Lost(f"its worker died, {RETRIES + 1} times" if died else f"its worker failed: {_reason(error)}")
+        yield job, outcome
 
 
-def _lost(item: WorkItem, plan: Plan, environment: Environment, reason: str) -> Finished:
+def _unanswered(item: WorkItem, plan: Plan, environment: Environment, reason: str) -> Finished:
     records = [failed_record(item, cell, plan.identities, environment.hash, reason) for cell in item.cells]
     return Finished(item, records, None)
 

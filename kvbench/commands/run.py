@@ -158,9 +158,7 @@ def _run(
 
         how = (settings.dtype, settings.device, settings.attention)
         if where:
-            path = Path(where.model).expanduser()
-            name = str(path.resolve()) if path.exists() else where.model
-            model = ModelToLoad(name, source.weights, source.trust_remote_code, *how)
+            model = ModelToLoad.of(where.model, source, *how)
             run_plan_on_ray(plan, model, where.engine, writer, tell, warn, stopped)
         else:
             run_plan(plan, source.load(*how), writer, tell, warn, stopped)

@@ -6,7 +6,8 @@ import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,8 @@ from kvbench.errors import UsageError
 
 if TYPE_CHECKING:
     from kvbench.models import ModelFacts, ModelSource
-    from kvbench.tracing import Draw, Drawn, TraceFolder, TraceSettings
+    from kvbench.ray_engine import RayEngine
+    from kvbench.tracing import Draw, Drawn, TraceFolder, Tracer, TraceSettings
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,9 @@ class TracesRequest:
     dtype: str | None
     device: str | None
     attention: str
+    engine: str
+    gpus_per_worker: float | None
+    workers: int | None
 
 
 def traces_command(request: TracesRequest, dry_run: bool, as_json: bool, out: Console, err: Console) -> None:
@@ -56,11 +61,13 @@ def traces_command(request: TracesRequest, dry_run: bool, as_json: bool, out: Co
     tasks = tasks_with_data(parse_entries(request.tasks, "tasks"), request.data, err)
 
     from kvbench.models import choose_device, choose_dtype, find, quieten_transformers
+    from kvbench.ray_engine import parse_engine
     from kvbench.traces import writing
     from kvbench.tracing import TraceFolder, TraceSettings, draw_sequences
 
     quieten_transformers()
     device = choose_device(request.device)
+    engine = parse_engine(request.engine, request.gpus_per_worker, request.workers, device)
     settings = TraceSettings(
         samples=request.samples,
         cuts=request.cuts,
@@ -89,7 +96,7 @@ def traces_command(request: TracesRequest, dry_run: bool, as_json: bool, out: Co
         return
     with writing(request.to):  # before planning: another run must not add what the plan finds missing
         plan = planned()
-        done, interrupted = _take(plan, settings, err)
+        done, interrupted = _take(plan, request.model, settings, engine, err)
     if as_json:
         typer.echo(json.dumps(done, indent=2))
     else:
@@ -113,15 +120,15 @@ class Planned:
     facts: dict[str, Any]
 
 
-def _take(plan: Planned, settings: TraceSettings, err: Console) -> tuple[dict[str, Any], bool]:
-    """Take what is missing; return what was done, as plain data, and whether it was interrupted.
+def _take(
+    plan: Planned, model: str, settings: TraceSettings, engine: RayEngine | None, err: Console
+) -> tuple[dict[str, Any], bool]:
+    """Take what is missing, here or on Ray; return what was done, as plain data, and whether it was interrupted.
 
     Raises:
-        UsageError: The disk is too small.
+        UsageError: The disk is too small, or Ray cannot be used.
         KvbenchError: A sequence cannot be taken.
     """
-    from kvbench.tracing import ModelTracer
-
     if plan.facts["bytes"] > plan.facts["free_bytes"]:
         raise UsageError(
             f"the traces take about {spell_bytes(plan.facts['bytes'])} and '{plan.folder.path}' has "
@@ -137,8 +144,8 @@ def _take(plan: Planned, settings: TraceSettings, err: Console) -> tuple[dict[st
             advance(drawn.entry.sample, drawn.entry.tokens)
 
         if plan.missing:
-            model = plan.source.load(settings.dtype, settings.device, settings.attention)
-            manifest = plan.folder.take(ModelTracer(model), plan.draw, tell, stopped)
+            with _tracer(model, plan.source, settings, engine) as tracer:
+                manifest = plan.folder.take(tracer, plan.draw, tell, stopped)
             if left_out := manifest.model_layers - len(manifest.layers):
                 err.print(
                     f"note: {left_out} of {manifest.model_layers} layers have a sliding window and are not stored"
@@ -151,6 +158,20 @@ def _take(plan: Planned, settings: TraceSettings, err: Console) -> tuple[dict[st
         "seconds": round(time.monotonic() - started, 2),
     }
     return done, stopped()
+
+
+@contextmanager
+def _tracer(model: str, source: ModelSource, settings: TraceSettings, engine: RayEngine | None) -> Iterator[Tracer]:
+    """Load the model, here or on Ray's workers, each of which finds it by itself."""
+    from kvbench.ray_engine import ModelToLoad, tracer_on_ray
+    from kvbench.tracing import ModelTracer
+
+    how = (settings.dtype, settings.device, settings.attention)
+    if engine is None:
+        yield ModelTracer(source.load(*how))
+        return
+    with tracer_on_ray(ModelToLoad.of(model, source, *how), engine) as tracer:
+        yield tracer
 
 
 def _remark(draw: Draw, seed: int, err: Console) -> None:

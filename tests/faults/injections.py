@@ -194,8 +194,10 @@ def full_disks(sweep: Sweep, times: int) -> Tally:
 def full_file_systems(sweep: Sweep, times: int) -> Tally:
     """A file system of its own is full: needs the right to mount one."""
     promised, results = set[str](), sweep.folder / "full-file-system"
+    whole = next((sweep.folder / "whole").glob("records/*.jsonl")).stat().st_size // 1024
     for number in range(times):
-        with small_file_system(sweep.folder / f"mount-{number}", 64 * (number + 1)) as mounted:
+        kilobytes = 32 + whole * (number + 1) // (times + 2)  # 32 for the files beside the records
+        with small_file_system(sweep.folder / f"mount-{number}", kilobytes) as mounted:
             if results.exists():
                 shutil.copytree(results, mounted / "results")
             done = sweep.start(mounted / "results").wait()

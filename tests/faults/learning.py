@@ -60,11 +60,11 @@ class Learning:
             self.finish(self.train(self.agents))
             yield self
 
-    def take(self, to: Path, limits: Limits = Limits()) -> Command:  # noqa: B008
+    def take(self, to: Path, limits: Limits = Limits(), *more: object) -> Command:  # noqa: B008
         """Start `kvbench traces`."""
         return self._start(
             limits, "traces", "--model", self.model, "--dtype", "float32", "--task", "recall", "--samples", 16,
-            "--cuts", 2, "--rollout", 8, "--out", to,
+            "--cuts", 2, "--rollout", 8, "--out", to, *more,
         )  # fmt: skip
 
     def train(self, to: Path, limits: Limits = Limits()) -> Command:  # noqa: B008

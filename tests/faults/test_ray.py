@@ -1,6 +1,7 @@
-"""The Ray engine on a local Ray of two workers: the same records, whatever dies."""
+"""The Ray engine on a local Ray of two workers: the same records and traces, whatever dies."""
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from faults.injections import Sweep, keys_in, outcomes
+from faults.learning import Learning, sequences, wait_for_traces
 from kvbench.validate import validate
-from processes import records_in
+from processes import Limits, records_in
 
 pytest.importorskip("ray")
 
@@ -33,7 +35,7 @@ def a_worker_of(driver: int) -> int:
 
 def _workers_of(driver: int) -> list[int]:
     listed = subprocess.run(["ps", "-eo", "pid,sid,args"], capture_output=True, text=True, check=True).stdout
-    found = [line.split(None, 2) for line in listed.splitlines() if "ray::Worker" in line]
+    found = [line.split(None, 2) for line in listed.splitlines() if re.search(r"ray::\w*Worker", line)]
     return [int(pid) for pid, _, _ in found if _descends(int(pid), driver)]
 
 
@@ -62,3 +64,17 @@ def test_a_worker_and_a_driver_die_and_the_records_are_those_of_one_process(swee
     assert outcomes(results) == sweep.whole
     assert len(records_in(results)) == len(sweep.whole)
     assert not validate(results).findings
+
+
+def test_traces_are_those_of_one_process_though_a_worker_dies(tmp_path: Path) -> None:
+    with Learning(tmp_path).ready() as learning:
+        here, on_ray = tmp_path / "here", tmp_path / "on-ray"
+        more = ("--samples", 40, "--rollout", 40)
+        learning.finish(learning.take(here, Limits(), *more))
+        driver = learning.take(on_ray, Limits(), *more, "--engine", "ray", "--workers", 2)
+        wait_for_traces(driver, on_ray, 0)
+        os.kill(a_worker_of(driver.pid), signal.SIGKILL)
+        done = driver.wait(180)
+        assert done.returncode == 0, done.stderr
+        assert "40 sequences taken" in done.stdout
+        assert sequences(on_ray) == sequences(here)
