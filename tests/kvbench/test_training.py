@@ -1,7 +1,6 @@
 """`kvbench train` on synthetic traces: it learns, resumes, and trains in several processes as in one."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -309,23 +308,3 @@ def test_a_wrong_command_is_a_sentence(traces: Path, tmp_path: Path, more: tuple
 def test_traces_must_be_there(tmp_path: Path) -> None:
     done = kvbench(*train_arguments(tmp_path / "none", tmp_path / "a.safetensors"))
     assert (done.returncode, "there are no traces in" in error_of(done)) == (2, True)
-
-
-def test_a_killed_command_goes_on(traces: Path, tmp_path: Path) -> None:
-    def run(to: Path) -> tuple[str, ...]:
-        return train_arguments(traces, to, "--steps", "40", "--tokens", "8")
-
-    killed, whole = tmp_path / "killed.safetensors", tmp_path / "whole.safetensors"
-    state = tmp_path / "killed.safetensors.training.safetensors"
-    process = subprocess.Popen([sys.executable, "-m", "kvbench", *run(killed)], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not state.is_file() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert state.is_file()
-    assert not killed.is_file()
-    assert kvbench(*run(killed)).returncode == 0
-    assert kvbench(*run(whole)).returncode == 0
-    assert load_agents(killed).digest == load_agents(whole).digest
-    assert not state.is_file()
