@@ -66,9 +66,10 @@ def test_a_press_that_fails_to_import_is_an_error_if_named(broken: Path, name: s
     assert REASONS[name] in done.stderr
 
 
-def test_all_goes_on_without_what_fails_to_import_and_names_it(broken: Path) -> None:
+def test_all_goes_on_without_what_fails_to_import_and_names_it(broken: Path, tmp_path: Path) -> None:
+    task = ("--task", "ruler-1k:vt", "--budgets", "8", "--model", "no/such/model", "--results", str(tmp_path))
     with on_path(broken):
-        done = kvbench("run", "--press", "all", "--task", "ruler-1k:vt", "--budgets", "8", "--model", "no/such/model")
+        done = kvbench("run", "--press", "all", *task)
     assert "unknown model" in done.stderr  # the presses are made before the model is looked for
     for name, reason in REASONS.items():
         [line] = [line for line in done.stderr.splitlines() if line.startswith(f"without {name}: ")]
