@@ -120,7 +120,7 @@ def run(hub: Hub, tmp_path: Path, *arguments: str, offline: bool = False) -> sub
 def test_of_a_file_on_the_hub_only_the_first_rows_are_fetched(hub: Hub, tmp_path: Path) -> None:
     done = run(hub, tmp_path, "-c", READ.format(limit=5))
     assert done.stdout.split() == ["hub", f"google/boolq@{COMMIT}", "5"], done.stderr
-    assert 0 < sum(hub.given) < len(hub.content) / 3  # sockets take more than is read before they are closed
+    assert 0 < sum(hub.given) < len(hub.content) * 0.1
     assert not list((tmp_path / "cache").glob("**/*.parquet"))
 
 
