@@ -37,9 +37,9 @@ from kvbench.chunked import run_prompt_in_chunks
 from kvbench.environment import describe_environment
 from kvbench.errors import UsageError
 from kvbench.models import DTYPES, Model, ModelFacts, choose_device, choose_dtype, facts_of, find, quieten_transformers
-from kvbench.press import LayerCache, Press, ScorePress
+from kvbench.press import Press, ScorePress
 from kvbench.prompts import Prompt
-from kvbench.ranking import Protect, Rankers, now
+from kvbench.ranking import Protect, Rankers, now, whole_layer
 from kvbench.registry import PRESSES, make_press, registered
 from kvbench.task import Question
 from kvbench.variants import Job, Variant
@@ -166,8 +166,7 @@ class RankingPrefill:
     def attend(self, call: AttentionCall) -> Tensor:
         """Run the kernel, then every press."""
         out = call.kernel()
-        positions = torch.arange(call.key.shape[2], device=call.key.device).expand(*call.key.shape[:2], -1)
-        layer = LayerCache(call.layer, call.key, call.value, positions, call.scaling, captured_queries=call.query)
+        layer = whole_layer(call.layer, call.key, call.value, call.scaling, seed=0, queries=call.query)
         for label in self.rankers.presses:
             self.rankers.rank(label, layer)
         return out

@@ -15,7 +15,7 @@ from kvbench.attention import AttentionCall
 from kvbench.models import Model
 from kvbench.press import LayerCache, Reads
 from kvbench.ranked_cache import Kept, RankedCache
-from kvbench.ranking import now
+from kvbench.ranking import now, whole_layer
 from kvbench.task import Answer
 from kvbench.variants import Job, Outcome, Timings, Variant
 
@@ -72,7 +72,7 @@ class _Run:
         for label, press in self.rankers.presses.items():
             if label not in self.foreseeing:
                 queries = call.query if Reads.QUERIES in press.reads else None
-                self._rank(label, self._layer(call.layer, call.key, call.value, queries=queries))
+                self._rank(label, whole_layer(call.layer, call.key, call.value, call.scaling, self.seed, queries))
         return out
 
     @staticmethod
@@ -91,7 +91,7 @@ class _Run:
             for layer, received in foreseen.items():
                 keys, values = self.whole.whole(layer)
                 for label in self.foreseeing:
-                    self._rank(label, self._layer(layer, keys, values, future=received))
+                    self._rank(label, whole_layer(layer, keys, values, self.scaling[layer], self.seed, future=received))
         rest = [variant for variant in self._rows() if not (self.foreseeing and variant == self.full)]
         for number in range(len(self.questions)):
             self._answer(number, rest, answers)
@@ -116,17 +116,6 @@ class _Run:
         if variant.press is None:
             return Cell(0, 0, 0)
         return Cell(1, self.presses.index(variant.press), self.budgets.index(variant.budget))
-
-    def _layer(
-        self,
-        index: int,
-        keys: Tensor,
-        values: Tensor,
-        queries: Tensor | None = None,
-        future: Tensor | None = None,
-    ) -> LayerCache:
-        positions = torch.arange(self.n, device=keys.device).expand(*keys.shape[:2], -1)
-        return LayerCache(index, keys, values, positions, self.scaling[index], self.seed, queries, future)
 
     def _rank(self, label: str, layer: LayerCache) -> None:
         ranking = self.rankers.rank(label, layer)

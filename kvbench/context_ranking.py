@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from kvbench.attention import AttentionCall
 from kvbench.full_cache import FullCache, Rollout
 from kvbench.models import Model
 from kvbench.press import LayerCache, Press, Reads
-from kvbench.ranking import Protect, Rankers
+from kvbench.ranking import Protect, Rankers, whole_layer
 from kvbench.task import Question
 
 
@@ -56,17 +55,3 @@ class ContextRanking:
         ranking = self.rankers.rank(label, layer)
         if ranking is not None:
             self.rankings[label, layer.index] = ranking
-
-
-def whole_layer(
-    index: int,
-    keys: Tensor,
-    values: Tensor,
-    scaling: float,
-    seed: int,
-    queries: Tensor | None = None,
-    future: Tensor | None = None,
-) -> LayerCache:
-    """Return a layer of which nothing has been evicted: its positions are 0 … n − 1."""
-    positions = torch.arange(keys.shape[2], device=keys.device).expand(*keys.shape[:2], -1)
-    return LayerCache(index, keys, values, positions, scaling, seed, queries, future)

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from kvbench.budgets import Budget
-from kvbench.context_ranking import ContextRanking, whole_layer
+from kvbench.context_ranking import ContextRanking
 from kvbench.models import Model
 from kvbench.press import Press, Reads, by_score, sample_seed
-from kvbench.ranking import Protect, Rankers, protect
+from kvbench.ranking import Protect, Rankers, protect, whole_layer
 from kvbench.traces import Trace, TraceManifest
 from kvbench.tracing import Drawn
 

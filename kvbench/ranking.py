@@ -118,3 +118,17 @@ def _check(ranking: Tensor, layer: LayerCache) -> None:
     seen = torch.zeros_like(ranking, dtype=torch.bool).scatter_(-1, ranking, True)
     if not bool(seen.all()):
         raise ValueError("the ranking is not a permutation: it repeats tokens")
+
+
+def whole_layer(
+    index: int,
+    keys: Tensor,
+    values: Tensor,
+    scaling: float,
+    seed: int,
+    queries: Tensor | None = None,
+    future: Tensor | None = None,
+) -> LayerCache:
+    """Return a layer of which nothing has been evicted: its positions are 0 … n − 1."""
+    positions = torch.arange(keys.shape[2], device=keys.device).expand(*keys.shape[:2], -1)
+    return LayerCache(index, keys, values, positions, scaling, seed, queries, future)
