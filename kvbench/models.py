@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from kvbench import embedded_model
 from kvbench.attention import AttentionStep, register
 from kvbench.errors import KvbenchError, UsageError, unknown
+from kvbench.memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -107,6 +108,8 @@ class ModelSource:
         """
         from transformers import AutoModelForCausalLM
 
+        if device == "cpu":
+            keep_freed_memory()
         files: dict[str, Any] = self._arguments if self.gguf else {**self._arguments, "use_safetensors": True}
         with _one_sentence(f"the weights of {self.name}"):
             network: PreTrainedModel = AutoModelForCausalLM.from_pretrained(

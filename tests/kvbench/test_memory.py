@@ -1,12 +1,14 @@
 """The memory that a sweep holds."""
 
+import platform
+import resource
 import sys
 
 import pytest
 import torch
 
 from kvbench.after_prefill import _Run
-from kvbench.memory import PeakMemory
+from kvbench.memory import PeakMemory, keep_freed_memory
 from kvbench.variants import Job
 from tiny_models import tiny_model
 from tiny_runs import BUDGETS, UNPROTECTED, N, grid, presses, question, random_prompt
@@ -25,6 +27,25 @@ def test_the_peak_counts_what_was_held_and_starts_anew() -> None:
     again = PeakMemory(torch.device("cpu")).bytes
     assert again is not None
     assert again < before + (32 << 20)
+
+
+def fill() -> int:
+    """Fill 64 MB of new memory, free it, and return how many pages the system had to hand out."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(64 << 20, dtype=torch.uint8)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to keep memory")
+def test_freed_memory_is_used_again_and_not_counted_in_a_peak() -> None:
+    before = PeakMemory(torch.device("cpu")).bytes
+    keep_freed_memory()
+    fill()
+    assert fill() < (64 << 20) / resource.getpagesize() / 10
+    after = PeakMemory(torch.device("cpu")).bytes
+    assert before is not None
+    assert after is not None
+    assert after < before + (32 << 20)
 
 
 def test_a_sweep_holds_the_largest_budget_of_each_press_and_no_whole_cache() -> None:
