@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kvbench.record_files import record_files
 from kvbench.records import FULL, Protocol
 from kvbench.store import ResultsFolder
 
@@ -37,7 +38,7 @@ def main() -> None:
     options = parser.parse_args()
     if not options.folder.exists():
         write(options.folder, options.presses, options.tasks, options.samples)
-    size = sum(file.stat().st_size for file in options.folder.glob("records/*.jsonl"))
+    size = sum(file.stat().st_size for file in record_files(options.folder))
     command = [sys.executable, "-m", "kvbench", "table", str(options.folder), *(f"--{o}" for o in options.options)]
     start = time.perf_counter()
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout

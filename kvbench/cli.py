@@ -256,12 +256,19 @@ def validate(
 def merge(
     sources: Annotated[list[Path], typer.Argument(help="Results folders; they are only read.")],
     into: Annotated[Path, typer.Option("--into", help="The results folder that gets their cells.")],
+    compress: Annotated[
+        bool,
+        typer.Option(
+            "--compress",
+            help="Leave all records of that folder gzip-compressed; without it, files that gain cells are plain.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Add the cells of some results folders to another, each once."""
     from kvbench.commands.merge import merge_command
 
-    merge_command(sources, into, as_json, out)
+    merge_command(sources, into, compress, as_json, out)
 
 
 @app.command()

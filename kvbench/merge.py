@@ -6,7 +6,6 @@ failed one, and two finished ones must agree on all that was measured but times.
 
 from __future__ import annotations
 
-import os
 import reprlib
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -14,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvbench.errors import KvbenchError, UsageError
+from kvbench.record_files import in_form, is_compressed, protocol_file, record_files
 from kvbench.record_table import reason
 from kvbench.records import Environment, Protocol, Record
-from kvbench.store import ResultsFolder, ResultsWriter
-from kvbench.validate import Report, outcome_of, protocol_file, read_lines, record_files, validate
+from kvbench.store import ResultsFolder, ResultsWriter, write_partial
+from kvbench.validate import Report, outcome_of, read_lines, validate
 
 
 @dataclass(frozen=True)
@@ -60,22 +60,33 @@ class _Merging:
     """The merge of one protocol's records."""
 
     protocol: Protocol
-    target: Path
-    """The file to be."""
+    held: Path
+    """The target's file, whether it is there or not."""
     cells: dict[str, _Cell] = field(default_factory=dict)
     labels: dict[str, tuple[str, Path]] = field(default_factory=dict)
     """By press label: its identity, and where it was read."""
 
     def added(self) -> list[_Cell]:
         """Return the cells whose line comes from another folder."""
-        return [cell for cell in self.cells.values() if cell.file != self.target]
+        return [cell for cell in self.cells.values() if cell.file != self.held]
+
+    def result(self, compress: bool) -> Path:
+        """Return the target's file as it is to be: in the form asked for if it gains cells or is to be compressed."""
+        changes = bool(self.added()) or (compress and self.held.exists())
+        return in_form(self.held, compress) if changes else self.held
 
 
-def merge(sources: Sequence[Path], into: Path) -> Merged:
+def merge(sources: Sequence[Path], into: Path, compress: bool = False) -> Merged:
     """Add the cells of some results folders to another, which is made if it is not there.
 
     The target's files are replaced by whole ones, when all of them are on disk: a merge that is killed leaves each
     file as it was or as it is to be, and the same command goes on from there. The sources are only read.
+
+    Args:
+        sources: Results folders.
+        into: The target.
+        compress: Whether to leave all files of records of the target compressed. If not, those that gain cells are
+            plain, as a run makes them, and the others stay as they are.
 
     Raises:
         UsageError: A source is no results folder or is the target, or somebody else is writing to the target.
@@ -89,12 +100,12 @@ def merge(sources: Sequence[Path], into: Path) -> Merged:
     with ResultsFolder(into).writer() as writer:
         _require_valid(into, validate(into))
         try:
-            return _merge(sources, writer)
+            return _merge(sources, writer, compress)
         except OSError as error:
             raise KvbenchError(f"cannot merge into {into}: {reason(error)}") from error
 
 
-def _merge(sources: Sequence[Path], writer: ResultsWriter) -> Merged:
+def _merge(sources: Sequence[Path], writer: ResultsWriter, compress: bool) -> Merged:
     merging: dict[str, _Merging] = {}
     _add_folder(merging, writer.folder, writer.folder.path)
     before = {key: cell for one in merging.values() for key, cell in one.cells.items()}
@@ -104,7 +115,7 @@ def _merge(sources: Sequence[Path], writer: ResultsWriter) -> Merged:
     for source in sources:
         for file in sorted((source / "environments").glob("*.json")):
             writer.add_environment(Environment.model_validate_json(file.read_bytes()))
-    _write(merging.values())
+    _write(merging.values(), compress)
     cells = {key: cell for one in merging.values() for key, cell in one.cells.items()}
     return Merged(
         added=len(cells.keys() - before.keys()),
@@ -178,23 +189,22 @@ def _record(cell: _Cell) -> Record:
     return next(line.record for line in lines if line.number == cell.number)
 
 
-def _write(merging: Iterable[_Merging]) -> None:
-    """Write every file that gains cells beside the one that it replaces, and put all in place when all are there."""
+def _write(merging: Iterable[_Merging], compress: bool) -> None:
+    """Write files beside those that they replace, put all in place when all are there, and drop other forms."""
+    results = [(one, one.result(compress)) for one in merging]
     with ExitStack() as undo:
         ready: list[tuple[Path, Path]] = []
-        for one in merging:
-            if not one.added():
+        for one, whole in results:
+            if whole == one.held and not one.added():
                 continue
-            for file, lines in ((protocol_file(one.target), _protocol_text(one)), (one.target, _lines(one))):
-                partial = file.with_name(f"{file.name}.partial")
+            for file, lines in ((protocol_file(whole), _protocol_text(one)), (whole, _lines(one))):
+                partial = write_partial(file, lines)
                 undo.callback(partial.unlink, missing_ok=True)
-                with partial.open("wb") as stream:
-                    stream.writelines(lines)
-                    stream.flush()
-                    os.fsync(stream.fileno())
                 ready.append((partial, file))
         for partial, file in ready:
             partial.replace(file)
+        for _, whole in results:
+            in_form(whole, not is_compressed(whole)).unlink(missing_ok=True)
 
 
 def _protocol_text(one: _Merging) -> Iterable[bytes]:
@@ -203,8 +213,8 @@ def _protocol_text(one: _Merging) -> Iterable[bytes]:
 
 def _lines(one: _Merging) -> Iterable[bytes]:
     """Yield what the target holds already, and after it the lines of the cells that it gains."""
-    if one.target.exists():
-        for line in read_lines(one.target, wrong=_unexpected, torn=lambda _: None):
+    if one.held.exists():
+        for line in read_lines(one.held, wrong=_unexpected, torn=lambda _: None):
             yield _terminated(line.text)
     wanted: dict[Path, set[int]] = {}
     for cell in one.added():

@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import from_json
 
 from kvbench.errors import UsageError, unknown
+from kvbench.record_files import open_records
 from kvbench.records import Record
 
 ANSWERS = (
@@ -95,7 +96,7 @@ def _in_threads(parse: Callable[[int, bytes], pa.Table], chunks: Iterable[tuple[
 def _chunks(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the file in chunks of whole lines, each with the number of its first line."""
     line = 1
-    with path.open("rb") as file:
+    with open_records(path) as file:
         while chunk := file.read(_CHUNK):
             chunk += file.readline()
             if not chunk.endswith(b"\n"):

@@ -1,6 +1,6 @@
 """The schema of results: one `Record` per sample, press and budget, under a `Protocol` that all of a file share.
 
-A results folder reads with pandas in one line per file: `pd.read_json("records/NAME.jsonl", lines=True)`.
+A file of records reads with pandas in one line, compressed or not: `pd.read_json("records/NAME.jsonl", lines=True)`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The results folder: append-only records on disk, one file per protocol, one writer at a time.
 
     records/<model>_<task>_<protocol>.jsonl            one record per line
+    records/<model>_<task>_<protocol>.jsonl.gz         or the same compressed, until a run adds to it
     records/<model>_<task>_<protocol>.protocol.json    what all records of that file share
     environments/<hash>.json                           what the records were computed with
 
@@ -13,8 +14,8 @@ import json
 import os
 import re
 import socket
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -26,6 +27,17 @@ from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
 from kvbench.errors import KvbenchError, UsageError
+from kvbench.record_files import (
+    RECORDS,
+    compressing,
+    in_form,
+    is_compressed,
+    one_that_counts,
+    open_records,
+    protocol_file,
+    record_files,
+    stem_of,
+)
 from kvbench.record_table import COLUMNS, is_torn, read_records, reason
 from kvbench.records import SCHEMA, Environment, Protocol, Record
 
@@ -65,7 +77,7 @@ def load(path: Path, columns: Collection[str] | None = None) -> Results:
         UsageError: There is no such folder, it holds no records, or a file in it is not what kvbench writes.
     """
     tables, protocols = [], {}
-    for file in _record_files(path):
+    for file in record_files(path):
         protocol = _read_protocol(file)
         wanted = columns or COLUMNS
         table = _last_per_key(read_records(file, {*wanted, "key"}, strict=not columns)).select(list(wanted))
@@ -86,8 +98,8 @@ class ResultsFolder:
         self.path = Path(path)
 
     def records_file(self, protocol: Protocol) -> Path:
-        """Return the file that the records of a protocol belong to."""
-        return self.path / "records" / f"{file_stem(protocol)}.jsonl"
+        """Return the file that holds the records of a protocol, or will: compressed if only that is there."""
+        return one_that_counts(self.path / "records" / f"{file_stem(protocol)}{RECORDS}")
 
     def finished(self, protocol: Protocol) -> set[str]:
         """Return the keys whose last record is `ok`; a failed cell is tried again.
@@ -147,14 +159,17 @@ class ResultsWriter:
     def append(self, protocol: Protocol, records: Sequence[Record]) -> None:
         """Add the records of one sample in one write that is on disk when this returns.
 
+        A compressed file is unpacked first.
+
         Raises:
             KvbenchError: The system refuses (a full disk, say); records appended before are not touched.
         """
-        file = self.folder.records_file(protocol)
+        file = in_form(self.folder.records_file(protocol), compressed=False)
         lines = "".join(f"{record.model_dump_json()}\n" for record in records).encode()
         try:
+            _unpack(file)
             if not file.exists():
-                write_atomically(_protocol_file(file), protocol.model_dump_json(indent=2) + "\n")
+                write_atomically(protocol_file(file), protocol.model_dump_json(indent=2) + "\n")
             with file.open("a+b") as stream:
                 _mend(stream)
                 stream.write(lines)
@@ -162,6 +177,17 @@ class ResultsWriter:
                 os.fsync(stream.fileno())
         except OSError as error:
             raise KvbenchError(f"cannot write to {file}: {reason(error)}") from error
+
+
+def _unpack(file: Path) -> None:
+    """Leave a plain file where there is a compressed one; killed at any point, it goes on from there."""
+    compressed = in_form(file, compressed=True)
+    if not compressed.exists():
+        return
+    if not file.exists():
+        with open_records(compressed) as lines:
+            write_partial(file, lines).replace(file)
+    compressed.unlink()
 
 
 def _mend(stream: BinaryIO) -> None:
@@ -184,22 +210,8 @@ def _unterminated(stream: BinaryIO, block: int = 1 << 16) -> bytes:
     return tail.rpartition(b"\n")[2]
 
 
-def _record_files(path: Path) -> list[Path]:
-    if path.is_file():
-        raise UsageError(f"'{path}' is a file: expected a results folder that `kvbench run` wrote")
-    if not path.is_dir():
-        raise UsageError(f"there is no results folder '{path}': `kvbench run` makes one")
-    if not (path / "records").is_dir():
-        raise UsageError(f"'{path}' is not a results folder: there is no folder 'records' in it")
-    return sorted((path / "records").glob("*.jsonl"))
-
-
-def _protocol_file(records: Path) -> Path:
-    return records.with_suffix(".protocol.json")
-
-
 def _read_protocol(records: Path) -> Protocol:
-    file = _protocol_file(records)
+    file = protocol_file(records)
     try:
         content = json.loads(file.read_bytes())
         schema = content["schema_version"]
@@ -217,7 +229,7 @@ def _read_protocol(records: Path) -> Protocol:
         raise UsageError(f"{file}: {where}: {first['msg'].lower()}") from None
     except (ValueError, KeyError, TypeError):
         raise UsageError(f"{file} does not hold a protocol: expected a JSON object with its fields") from None
-    if not records.stem.endswith(f"_{protocol.hash[:12]}"):
+    if not stem_of(records).endswith(f"_{protocol.hash[:12]}"):
         raise UsageError(f"{file} was changed after it was written: its hash is now {protocol.hash[:12]}")
     return protocol
 
@@ -273,12 +285,28 @@ def _holder(file: Path) -> str:
 
 def write_atomically(file: Path, content: str) -> None:
     """Write a whole file or none of it."""
+    write_partial(file, [content.encode()]).replace(file)
+
+
+def write_partial(file: Path, lines: Iterable[bytes]) -> Path:
+    """Write, beside a file, what is to replace it, compressed if its name says so, and return where that is.
+
+    Raises:
+        OSError: The system refuses (a full disk, say); nothing is left beside the file.
+    """
     partial = file.with_name(f"{file.name}.partial")
-    with partial.open("w") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(file)
+    with ExitStack() as undo:
+        undo.callback(partial.unlink, missing_ok=True)
+        with partial.open("wb") as stream:
+            if is_compressed(file):
+                with compressing(stream) as packed:
+                    packed.writelines(lines)
+            else:
+                stream.writelines(lines)
+            stream.flush()
+            os.fsync(stream.fileno())
+        undo.pop_all()
+    return partial
 
 
 def safe_name(name: str) -> str:

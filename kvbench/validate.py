@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from kvbench.budgets import parse_budgets
 from kvbench.errors import UsageError
+from kvbench.record_files import in_form, open_records, protocol_file, record_files, stem_of
 from kvbench.record_table import is_torn, reason
 from kvbench.records import FULL, REPEAT, SCHEMA, Environment, Protocol, Record, cell_key
 from kvbench.registry import make_task
@@ -86,36 +87,18 @@ def validate(folder: Path) -> Report:
     return report
 
 
-def record_files(folder: Path) -> list[Path]:
-    """Return the files of records in a results folder.
-
-    Raises:
-        UsageError: It is no results folder.
-    """
-    if not (folder / "records").is_dir():
-        raise UsageError(
-            f"'{folder}' is not a results folder: expected a folder 'records' in it, as `kvbench run` makes"
-        )
-    return sorted((folder / "records").glob("*.jsonl"))
-
-
-def protocol_file(file: Path) -> Path:
-    """Return the file of the protocol that belongs to a file of records."""
-    return file.with_suffix(".protocol.json")
-
-
 def read_lines(file: Path, wrong: Callable[[int, str], None], torn: Callable[[int], None]) -> Iterator[Line]:
     """Yield the records of a file that have the schema, in order.
 
     Args:
-        file: JSON lines.
+        file: JSON lines, plain or compressed.
         wrong: Told the number of each other line, and what is wrong with it.
         torn: Told the number of a last line that a killed writer did not finish.
 
     Raises:
         OSError: The file cannot be read.
     """
-    with file.open("rb") as stream:
+    with open_records(file) as stream:
         for number, text in enumerate(stream, 1):
             if not text.endswith(b"\n") and is_torn(text):
                 torn(number)
@@ -156,6 +139,7 @@ class _FileCheck:
 
     def run(self) -> None:
         """Add what is found to the report."""
+        self._compressed_beside()
         protocol = self._protocol()
         task = self._task(protocol) if protocol else None
         try:
@@ -186,6 +170,13 @@ class _FileCheck:
             f"{self.file}:{number}: the last line is unfinished, as a killed run leaves it; it counts for nothing"
         )
 
+    def _compressed_beside(self) -> None:
+        other = in_form(self.file, compressed=True)
+        if self.file != other and other.exists():
+            self.report.remarks.append(
+                f"{self.file}: {other.name} is there too, as a killed writer leaves it; it counts for nothing"
+            )
+
     def _protocol(self) -> Protocol | None:
         file = protocol_file(self.file)
         try:
@@ -199,7 +190,7 @@ class _FileCheck:
         problems = []
         if protocol.schema_version != SCHEMA:
             problems.append(f"schema version {protocol.schema_version}: this kvbench expects {SCHEMA}")
-        if self.file.stem != file_stem(protocol):
+        if stem_of(self.file) != file_stem(protocol):
             problems.append(f"its hash is {protocol.hash}: expected the name {file_stem(protocol)}.protocol.json")
         self.report.findings += [Finding(file, 1, problem) for problem in problems]
         return protocol

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,14 @@ def make_record(
             "answering_seconds": 0.5,
         }
     return Record(**(fields | changes))
+
+
+def compress(file: Path) -> Path:
+    """Put a file of records' compressed form, as any gzip makes it, in its place."""
+    compressed = file.with_name(f"{file.name}.gz")
+    compressed.write_bytes(gzip.compress(file.read_bytes()))
+    file.unlink()
+    return compressed
 
 
 def simulate(

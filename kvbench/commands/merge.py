@@ -13,14 +13,14 @@ from rich.console import Console
 from kvbench.merge import merge
 
 
-def merge_command(sources: Sequence[Path], into: Path, as_json: bool, out: Console) -> None:
+def merge_command(sources: Sequence[Path], into: Path, compress: bool, as_json: bool, out: Console) -> None:
     """Merge folders and say what came of it.
 
     Raises:
         UsageError: A folder cannot be used.
         KvbenchError: A folder is not valid, or two disagree.
     """
-    merged = merge(sources, into)
+    merged = merge(sources, into, compress)
     if as_json:
         typer.echo(json.dumps({"results": str(into), **asdict(merged)}, indent=2))
         return

@@ -16,6 +16,7 @@ from kvbench.errors import UsageError
 from kvbench.objective_plots import read_objectives
 from kvbench.plots import plot_costs, plot_objectives, plot_results
 from kvbench.press import ATTENTION_READS
+from kvbench.record_files import record_files
 from kvbench.registry import press_class
 from kvbench.store import load
 
@@ -31,7 +32,7 @@ def plot_command(results: Path, figures: Path, formats: str, out: Console) -> No
     objectives = results / "training" / "objectives.json"
     if objectives.is_file():
         drawn += plot_objectives(read_objectives(objectives), figures, wanted)
-    if not drawn or any((results / "records").glob("*.jsonl")):
+    if not drawn or ((results / "records").is_dir() and record_files(results)):
         drawn += plot_results(load(results), figures, wanted, reads_attention, is_bound)
     for figure in drawn:
         out.print(str(figure), highlight=False, soft_wrap=True)

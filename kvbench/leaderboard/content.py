@@ -17,7 +17,7 @@ from kvbench.mean_interval import Estimate
 from kvbench.plot_style import looks_of
 from kvbench.records import FULL, Environment, Protocol
 from kvbench.statistics import Cell, Curve, Summary
-from kvbench.store import Results, file_stem
+from kvbench.store import Results, ResultsFolder
 from kvbench.table import Table, make_tables, noise_in_words
 
 _DIGITS = 7  # significant: more than any score's interval has, and half the page's size
@@ -45,7 +45,9 @@ def make_content(
         "kvbench": __version__,
         "looks": {press: asdict(looks[press]) for press in sorted(looks)},
         "environments": {name: _environment(folder, name) for name in environments},
-        "protocols": [_protocol(protocol, results.rows(protocol), tables[protocol.hash]) for protocol in protocols],
+        "protocols": [
+            _protocol(folder, protocol, results.rows(protocol), tables[protocol.hash]) for protocol in protocols
+        ],
     }
 
 
@@ -58,14 +60,14 @@ def _environment(folder: Path, name: str) -> dict[str, Any] | None:
         return None
 
 
-def _protocol(protocol: Protocol, rows: pd.DataFrame, tables: Sequence[Table]) -> dict[str, Any]:
+def _protocol(folder: Path, protocol: Protocol, rows: pd.DataFrame, tables: Sequence[Table]) -> dict[str, Any]:
     presses = [FULL, *(curve.press for curve in tables[0].summary.curves)]
     named = {press: _rows_of(rows, press) for press in presses}
     measured = [table.subtask for table in tables[1:] if table.subtask is not None]
     missing = missing_subtasks(protocol, measured)
     return {
         "hash": protocol.hash,
-        "file": f"records/{file_stem(protocol)}.jsonl",
+        "file": f"records/{ResultsFolder(folder).records_file(protocol).name}",
         "title": title_of(protocol, missing=missing),
         "conditions": conditions_of(protocol),
         "notes": [f"without {', '.join(missing)}"] if missing else [],

@@ -107,6 +107,27 @@ def test_what_is_there_is_not_computed_again_and_more_is_added(model_folder: Pat
     assert len(keys) == len(set(keys)) == 16
 
 
+def test_a_compressed_folder_is_gone_on_with(model_folder: Path, tmp_path: Path) -> None:
+    def run(results: Path, budgets: str) -> tuple[int, int]:
+        asked = ("--press", "k_norm", "--budgets", budgets, "--limit", "1", "--json")
+        done = kvbench(*run_arguments(model_folder, results, *asked))
+        assert done.returncode == 0, done.stderr
+        summary = json.loads(done.stdout)
+        return summary["cells"], summary["already_done"]
+
+    run(tmp_path / "plain", "8,64")
+    packed = tmp_path / "packed"
+    merged = kvbench("merge", str(tmp_path / "plain"), "--into", str(packed), "--compress")
+    assert merged.returncode == 0, merged.stderr
+    assert kvbench("validate", str(packed)).returncode == 0
+    assert cells(packed) == cells(tmp_path / "plain")
+    assert run(packed, "8,64") == (0, 3)
+    assert [file.suffix for file in packed.glob("records/*.jsonl*")] == [".gz"]
+    assert run(packed, "8,32,64") == (1, 3)
+    assert len(lines(packed)) == 4
+    assert [file.suffix for file in packed.glob("records/*.jsonl*")] == [".jsonl"]
+
+
 @pytest.mark.parametrize("schedule", [("after-prefill",), ("chunked", "--chunk", "512")])
 def test_the_noise_floor_is_a_second_prefill_and_no_budget(
     schedule: tuple[str, ...], model_folder: Path, tmp_path: Path

@@ -1,5 +1,6 @@
 import json
 import resource
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from kvbench.merge import Merged, merge
 from kvbench.records import Protocol, Record
 from kvbench.store import ResultsFolder, load
 from kvbench.validate import key_of, validate
-from simulated import make_environment, make_protocol, make_record
+from simulated import compress, make_environment, make_protocol, make_record
 
 ELSEWHERE = make_protocol(task="elsewhere")
 
@@ -139,10 +140,133 @@ def test_a_disk_that_refuses_leaves_the_target_as_it_was(tmp_path: Path) -> None
     assert merge([tmp_path / "a"], tmp_path / "c").added == 40
 
 
+OTHER = make_protocol(task="elsewhere", seed=1)
+
+
+def names(folder: Path) -> set[str]:
+    return {file.name for file in (folder / "records").iterdir()}
+
+
+def in_order(folder: Path) -> list[str]:
+    return load(folder).frame.astype(str).sort_values("key").to_json(orient="records").splitlines()
+
+
+def test_with_compress_all_files_of_the_target_are_compressed_and_hold_the_same(tmp_path: Path) -> None:
+    write(tmp_path / "a", make_record(sample="vt/0"), make_record(sample="vt/1", score=None))
+    write(tmp_path / "b", make_record(sample="vt/1"), make_record(sample="vt/2"))
+    for into in ("plain", "compressed", "again"):
+        write(tmp_path / into, make_record(), protocol=OTHER)
+    sources = [tmp_path / "a", tmp_path / "b"]
+    merged = merge(sources, tmp_path / "plain")
+    assert merge(sources, tmp_path / "compressed", compress=True) == merged
+    assert {Path(name).suffix for name in names(tmp_path / "plain")} == {".json", ".jsonl"}
+    assert {Path(name).suffix for name in names(tmp_path / "compressed")} == {".json", ".gz"}
+    assert len(names(tmp_path / "compressed")) == 4
+    assert in_order(tmp_path / "compressed") == in_order(tmp_path / "plain")
+    assert validate(tmp_path / "compressed").findings == []
+    folder = ResultsFolder(tmp_path / "compressed")
+    assert folder.finished(ELSEWHERE) == ResultsFolder(tmp_path / "plain").finished(ELSEWHERE)
+
+    content = folder.records_file(ELSEWHERE).read_bytes()
+    assert (content[3], content[4:8]) == (0, bytes(4))  # no name, no time
+    merge(sources, tmp_path / "again")
+    merge([tmp_path / "a"], tmp_path / "again", compress=True)
+    assert ResultsFolder(tmp_path / "again").records_file(ELSEWHERE).read_bytes() == content
+
+
+def test_without_compress_a_file_that_gains_cells_is_plain_and_others_stay(tmp_path: Path) -> None:
+    gains = compress(write(tmp_path / "c", make_record(sample="vt/0")))
+    stays = compress(write(tmp_path / "c", make_record(), protocol=OTHER))
+    before = stays.read_bytes()
+    source = compress(write(tmp_path / "a", make_record(sample="vt/1")))
+    assert merge([tmp_path / "a"], tmp_path / "c").added == 1
+    assert not gains.exists()
+    assert stays.read_bytes() == before
+    assert source.exists()
+    assert len(ResultsFolder(tmp_path / "c").records_file(ELSEWHERE).read_text().splitlines()) == 2
+
+
+class Killed(BaseException):
+    """The end of a process."""
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_a_merge_killed_at_any_step_loses_and_doubles_nothing(tmp_path: Path, compressed: bool) -> None:
+    write(tmp_path / "a", make_record(sample="vt/1"))
+    write(tmp_path / "a", make_record(sample="vt/1"), protocol=OTHER)
+
+    def target(name: str) -> Path:
+        files = [write(tmp_path / name, make_record(sample="vt/0"), protocol=one) for one in (ELSEWHERE, OTHER)]
+        if not compressed:
+            for file in files:
+                compress(file)
+        return tmp_path / name
+
+    whole = target("whole")
+    merge([tmp_path / "a"], whole, compress=compressed)
+    steps = 0
+    killed = True
+    while killed:
+        steps += 1
+        into = target(f"killed at {steps}")
+        killed = dies_at(steps, [tmp_path / "a"], into, compressed)
+        left = load(into).frame["sample"].value_counts()
+        assert left["vt/0"] == 2
+        assert validate(into).findings == []
+        assert merge([tmp_path / "a"], into, compress=compressed).cells == 4
+        assert names(into) >= names(whole)
+        assert all(name.endswith(".partial") for name in names(into) - names(whole))
+        for protocol in (ELSEWHERE, OTHER):
+            final = ResultsFolder(into).records_file(protocol)
+            assert final.read_bytes() == (whole / "records" / final.name).read_bytes()
+    assert steps > 6  # two files and their protocols put in place, two other forms removed
+
+
+def dies_at(step: int, sources: list[Path], into: Path, compressed: bool) -> bool:
+    """Merge in a process that dies before the given one of its renamings and removals; say whether it did."""
+    calls = 0
+
+    def dying(operation: Callable[..., object]) -> Callable[..., object]:
+        def step_or_die(*arguments: object, **options: object) -> object:
+            nonlocal calls
+            calls += 1
+            if calls >= step:  # the dead do nothing any more, nor clean up
+                raise Killed
+            return operation(*arguments, **options)
+
+        return step_or_die
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("replace", "unlink"):
+            patch.setattr(Path, name, dying(getattr(Path, name)))
+        try:
+            merge(sources, into, compress=compressed)
+        except Killed:
+            return True
+    return False
+
+
+def test_a_damaged_compressed_file_is_named_and_nothing_is_merged(tmp_path: Path) -> None:
+    file = compress(write(tmp_path / "a", make_record()))
+    file.write_bytes(file.read_bytes()[:-5])
+    with pytest.raises(KvbenchError, match="its compressed content is damaged") as error:
+        merge([tmp_path / "a"], tmp_path / "c", compress=True)
+    assert str(file) in str(error.value)
+    assert not (tmp_path / "c").exists()
+
+
 def test_the_command_says_what_it_did(tmp_path: Path) -> None:
     write(tmp_path / "a", make_record("kvp"), make_record("tova", score=None))
     write(tmp_path / "b", make_record("kvp"))
-    arguments = ["merge", str(tmp_path / "a"), str(tmp_path / "b"), "--into", str(tmp_path / "c"), "--json"]
+    arguments = [
+        "merge",
+        str(tmp_path / "a"),
+        str(tmp_path / "b"),
+        "--into",
+        str(tmp_path / "c"),
+        "--compress",
+        "--json",
+    ]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0
     assert json.loads(done.stdout) == {
@@ -153,3 +277,4 @@ def test_the_command_says_what_it_did(tmp_path: Path) -> None:
         "failed": 1,
         "cells": 2,
     }
+    assert ResultsFolder(tmp_path / "c").records_file(ELSEWHERE).suffix == ".gz"

@@ -1,3 +1,4 @@
+import gzip
 import json
 import os
 import signal
@@ -14,11 +15,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from kvbench import record_table
-from kvbench.errors import UsageError
+from kvbench.errors import KvbenchError, UsageError
 from kvbench.record_table import ANSWERS, read_records
 from kvbench.records import Protocol, Record
 from kvbench.store import ResultsFolder, file_stem, load
-from simulated import make_environment, make_protocol, make_record, simulate
+from simulated import compress, make_environment, make_protocol, make_record, simulate
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -107,6 +108,94 @@ def test_finished_cells_are_those_that_are_ok_in_the_end(tmp_path: Path) -> None
     assert folder.finished(make_protocol()) == {ok.key, mended.key}
     assert failed.key not in folder.finished(make_protocol())
     assert folder.finished(make_protocol(seed=1)) == set()
+
+
+@pytest.mark.parametrize("chunk", [1, 1 << 20], ids=["small chunks", "one chunk"])
+def test_compressed_records_are_those_of_the_plain_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr(record_table, "_CHUNK", chunk)
+    folder, protocols = ResultsFolder(tmp_path), [make_protocol(seed=seed) for seed in range(4)]
+    for protocol in protocols:
+        simulate(tmp_path, protocol, presses={"kvp": 5.0}, samples=3, failing=0.2, seed=protocol.seed)
+    plain = load(tmp_path)
+    known = [(folder.finished(protocol), folder.sample_hashes(protocol)) for protocol in protocols]
+    for protocol in protocols[1:3]:
+        compress(folder.records_file(protocol))
+    results = load(tmp_path)
+    pd.testing.assert_frame_equal(results.frame, plain.frame)
+    assert list(results.protocols.items()) == list(plain.protocols.items())
+    assert [(folder.finished(protocol), folder.sample_hashes(protocol)) for protocol in protocols] == known
+    assert len(pd.read_json(folder.records_file(protocols[1]), lines=True)) == len(results.rows(protocols[1]))
+
+
+def test_a_compressed_file_is_unpacked_when_records_are_added(tmp_path: Path) -> None:
+    file = write(tmp_path, [make_record(budget="64"), make_record(budget="128", score=None)])
+    before = file.read_bytes()
+    other = compress(write(tmp_path, [make_record()], protocol=make_protocol(seed=1)))
+    compressed = compress(file)
+    assert write(tmp_path, [make_record(budget="128")]) == file
+    assert file.read_bytes() == before + make_record(budget="128").model_dump_json().encode() + b"\n"
+    assert not compressed.exists()
+    assert other.exists()
+
+
+@pytest.mark.parametrize("left", ["both forms", "a part of the plain form"])
+def test_unpacking_that_was_killed_loses_and_doubles_nothing(tmp_path: Path, left: str) -> None:
+    file = write(tmp_path, [make_record(budget="64"), make_record(budget="128")])
+    content = file.read_bytes()
+    compressed = compress(file)
+    if left == "both forms":
+        file.write_bytes(content)
+    else:
+        file.with_name(f"{file.name}.partial").write_bytes(content[:-30])
+    assert len(load(tmp_path).frame) == len(ResultsFolder(tmp_path).finished(make_protocol())) == 2
+    write(tmp_path, [make_record()])
+    assert file.read_bytes() == content + make_record().model_dump_json().encode() + b"\n"
+    assert sorted(path.suffixes[-1] for path in file.parent.iterdir()) == [".json", ".jsonl"]
+    assert not compressed.exists()
+
+
+def test_a_compressed_file_cut_anywhere_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    compressed = compress(write(tmp_path, [make_record(budget=budget) for budget in ("64", "128")]))
+    whole = compressed.read_bytes()
+    for cut in range(0, len(whole), 3):
+        compressed.write_bytes(whole[:cut])
+        for read in (load, lambda path: ResultsFolder(path).finished(make_protocol())):
+            with pytest.raises(UsageError, match="cannot be read: its compressed content is damaged") as error:
+                read(tmp_path)
+            assert str(error.value).startswith(f"{compressed} ")
+            assert one_sentence(error.value)
+        with pytest.raises(KvbenchError, match="its compressed content is damaged"):
+            write(tmp_path, [make_record()])
+        assert compressed.read_bytes() == whole[:cut]
+        assert len(list(compressed.parent.iterdir())) == 2
+
+
+def rows_or_error(file: Path) -> list[dict[str, object]] | UsageError:
+    try:
+        return read_records(file, ["budget", "score"]).to_pylist()
+    except UsageError as error:
+        return error
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_a_compressed_file_changed_anywhere_is_read_as_it_was_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    lines = [make_record(budget="64").model_dump_json(), make_record(budget="128", score=None).model_dump_json()]
+    content = bytearray(gzip.compress("".join(f"{line}\n" for line in lines).encode()))
+    place = data.draw(st.integers(0, len(content) - 1))
+    content[place : place + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
+    file = tmp_path_factory.mktemp("damaged") / "records.jsonl.gz"
+    file.write_bytes(content)
+    outcome = rows_or_error(file)
+    if isinstance(outcome, UsageError):
+        assert str(outcome).startswith(str(file))
+        assert one_sentence(outcome)
+    else:
+        assert outcome == [{"budget": "64", "score": 1.0}, {"budget": "128", "score": None}]
 
 
 def test_environments_are_kept_under_their_hash(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from kvbench.errors import UsageError
 from kvbench.records import FULL, Record
 from kvbench.store import ResultsFolder
 from kvbench.validate import key_of, validate
-from simulated import make_environment, make_protocol, make_record
+from simulated import compress, make_environment, make_protocol, make_record
 
 SAMPLES = ("niah_single_1/0", "niah_single_1/1")
 Change = Callable[[dict[str, Any]], object]
@@ -186,6 +186,40 @@ def test_the_command_prints_a_line_per_finding_and_exits_with_1(tmp_path: Path) 
     content = json.loads(as_json.stdout)
     assert (content["valid"], content["records"], content["failed"]) == (False, 12, 1)
     assert [(finding["file"], finding["line"]) for finding in content["findings"]] == [(str(file), 2)]
+
+
+def test_compressed_records_are_checked_like_plain_ones(tmp_path: Path) -> None:
+    file = write(tmp_path, records())
+    change(file, 2, lambda record: record.update(score=0.5))
+    plain = validate(tmp_path)
+    compressed = compress(file)
+    report = validate(tmp_path)
+    [finding] = report.findings
+    assert str(finding).startswith(f"{compressed}:2: score 0.5: expected 1.0")
+    assert (report.records, report.cells, report.failed) == (plain.records, plain.cells, plain.failed)
+
+
+def test_of_two_forms_the_plain_one_is_checked_and_the_other_named(tmp_path: Path) -> None:
+    file = write(tmp_path, records())
+    content = file.read_bytes()
+    compressed = compress(file)
+    file.write_bytes(content)
+    report = validate(tmp_path)
+    assert (report.findings, report.records) == ([], 12)
+    [remark] = report.remarks
+    assert remark.startswith(f"{file}: {compressed.name} is there too")
+
+
+def test_a_compressed_file_that_was_cut_is_found(tmp_path: Path) -> None:
+    compressed = compress(write(tmp_path, records()))
+    whole = compressed.read_bytes()
+    for cut in range(0, len(whole), 11):
+        compressed.write_bytes(whole[:cut])
+        finding = validate(tmp_path).findings[-1]
+        assert str(finding).startswith(f"{compressed}: cannot be read: its compressed content is damaged: ")
+    done = CliRunner().invoke(app, ["validate", str(tmp_path)])
+    assert done.exit_code == 1
+    assert done.stdout.startswith(f"{compressed}: cannot be read")
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
