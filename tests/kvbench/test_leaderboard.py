@@ -26,7 +26,7 @@ from kvbench.plot_style import looks_of
 from kvbench.records import FULL
 from kvbench.store import ResultsFolder, load
 from kvbench.table import make_tables
-from simulated import PRESSES, make_environment, make_protocol, make_record, simulate
+from simulated import PRESSES, compress, make_environment, make_protocol, make_record, simulate
 
 RULER = ("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3")
 RULER += ("niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe", "qa_1", "qa_2")
@@ -124,6 +124,16 @@ def test_every_cell_says_what_made_it(folder: Path) -> None:
         **{name: f"ruler-4k:{name}" for name in ("niah_single_1", "qa_1", "vt")},
     }
     assert all(row["cells"]["64"][6] == 8 for row in chunked["tables"][0]["rows"] if row["press"] != FULL)
+
+
+def test_a_protocol_names_the_file_that_its_records_are_in(tmp_path: Path) -> None:
+    chunked = make_protocol(schedule="chunked", chunk=512)
+    for protocol in (make_protocol(), chunked):
+        simulate(tmp_path, protocol, samples=1)
+    compress(ResultsFolder(tmp_path).records_file(chunked))
+    files = [protocol["file"] for protocol in data_of(page_of(tmp_path))["protocols"]]
+    assert all((tmp_path / file).is_file() for file in files)
+    assert [Path(file).suffix for file in files] == [".jsonl", ".gz"]
 
 
 def test_an_environment_that_is_not_there_is_none(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 import gzip
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -154,6 +155,19 @@ def test_unpacking_that_was_killed_loses_and_doubles_nothing(tmp_path: Path, lef
     assert file.read_bytes() == content + make_record().model_dump_json().encode() + b"\n"
     assert sorted(path.suffixes[-1] for path in file.parent.iterdir()) == [".json", ".jsonl"]
     assert not compressed.exists()
+
+
+def test_a_disk_that_has_no_room_to_unpack_leaves_the_compressed_file(tmp_path: Path) -> None:
+    compressed = compress(write(tmp_path, [make_record(sample=f"niah/{number}") for number in range(40)]))
+    before = {path: path.read_bytes() for path in compressed.parent.iterdir()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(KvbenchError, match=r"cannot write to .*\.jsonl: file too large"):
+            write(tmp_path, [make_record()])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert {path: path.read_bytes() for path in compressed.parent.iterdir()} == before
 
 
 def test_a_compressed_file_cut_anywhere_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
