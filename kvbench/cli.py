@@ -207,10 +207,10 @@ def table(
 def compare(
     results: ResultsArgument,
     first: Annotated[str, typer.Argument(help="A press, as tables name it.")],
-    second: Annotated[str, typer.Argument(help="The press to compare it with.")],
-    format_: Annotated[str, typer.Option("--format", help="rich or json.")] = "rich",
+    second: Annotated[str | None, typer.Argument(help="The press to compare it with; all others by default.")] = None,
+    format_: Annotated[str, typer.Option("--format", help="rich, md, latex or json.")] = "rich",
 ) -> None:
-    """Compare two presses sample by sample: differences with intervals and p-values, wins and losses."""
+    """Compare presses sample by sample: differences with intervals and p-values, wins and losses."""
     from kvbench.commands.compare import compare_command
 
     compare_command(results, first, second, format_, out)

@@ -27,7 +27,12 @@ from kvbench.statistics import (
     trapezoid_weights,
 )
 from kvbench.store import Results
-from kvbench.table_layout import Column, Layout, to_terminal
+from kvbench.table_layout import Column, Layout, show_layouts, to_terminal
+
+OUTCOME_NOTE = (
+    "p: paired bootstrap over source documents; Holm: p corrected for all {corrected_for}; wins: answers on which "
+    "{press} scores better"
+)
 
 
 @dataclass(frozen=True)
@@ -94,39 +99,57 @@ def compare(results: Results, first: str, second: str) -> list[Comparison]:
     Raises:
         UsageError: There is no such press, both are the same, or no protocol has both at one budget.
     """
-    frames = {protocol: results.rows(protocol) for protocol in results.protocols.values()}
-    known = {protocol: set(map(str, press_names(frame).unique())) for protocol, frame in frames.items()}
     for press in (first, second):
-        if not any(press in names for names in known.values()):
-            raise unknown("press", press, set().union(*known.values()))
+        require_press(results, press)
     if first == second:
         raise UsageError(f"'{first}' cannot be compared with itself: name two presses")
-    comparisons = []
-    for protocol, frame in frames.items():
-        pair, budgets = _pair(frame, first, second)
-        if budgets:
-            missing = missing_subtasks(protocol, set(frame["subtask"]))
-            comparisons.append(_compare(protocol, pair, budgets, missing))
+    comparisons = compare_where_possible(results, first, second)
     if not comparisons:
         raise UsageError(f"'{first}' and '{second}' have no protocol and budget in common")
     return comparisons
 
 
+def require_press(results: Results, press: str) -> None:
+    """Refuse a press that has no records.
+
+    Raises:
+        UsageError: There is none of that name.
+    """
+    known = set(map(str, press_names(results.frame).unique()))
+    if press not in known:
+        raise unknown("press", press, known)
+
+
+def compare_where_possible(results: Results, first: str, second: str) -> list[Comparison]:
+    """Compare two presses under every protocol that has both at one budget, which may be none."""
+    comparisons = []
+    for protocol in results.protocols.values():
+        frame = results.rows(protocol)
+        pair, budgets = _pair(frame, first, second)
+        if budgets:
+            missing = missing_subtasks(protocol, set(frame["subtask"]))
+            comparisons.append(_compare(protocol, pair, budgets, missing))
+    return comparisons
+
+
 def show_comparisons(comparisons: Sequence[Comparison], style: str, console: Console) -> None:
-    """Print comparisons as `rich` (for reading, within the console's width) or `json`.
+    """Print comparisons as `rich` (for reading, within the console's width), `md`, `latex` or `json`.
 
     Raises:
         UsageError: There is no such style.
     """
-    if style == "json":
-        console.out(to_json(comparisons), highlight=False, end="")
-    elif style == "rich":
+    if style == "rich":
         for comparison in comparisons:
             to_terminal(_layout(comparison), console)
             console.print(Text(comparison.conclusion, style="bold"))
             console.print()
-    else:
-        raise unknown("comparison format", style, ["rich", "json"])
+        return
+    layouts = [_layout(comparison) for comparison in comparisons]
+    concluded = [
+        replace(layout, notes=[comparison.conclusion, *layout.notes])
+        for layout, comparison in zip(layouts, comparisons, strict=True)
+    ]
+    show_layouts(concluded, {"json": lambda: to_json(comparisons)}, style, console)
 
 
 def to_json(comparisons: Sequence[Comparison]) -> str:
@@ -190,29 +213,35 @@ def _layout(comparison: Comparison) -> Layout:
     first, second = comparison.presses
     area = {"AUC": comparison.area} if len(comparison.budgets) > 1 else {}
     rows = {**comparison.budgets, **area}
-    outcomes = list(rows.values())
-    by_budget = [outcome.difference for outcome in comparison.budgets.values()]
-    columns = [
-        Column("difference", [_interval(outcome.difference) for outcome in outcomes]),
-        Column("p", [_probability(outcome.difference.p) for outcome in outcomes]),
-        Column("Holm", [*(_probability(difference.adjusted_p) for difference in by_budget), *("" for _ in area)]),
-        Column("wins", [str(outcome.wins) for outcome in outcomes]),
-        Column("ties", [str(outcome.ties) for outcome in outcomes]),
-        Column("losses", [str(outcome.losses) for outcome in outcomes]),
-    ]
     notes = [f"missing: {', '.join(comparison.missing)}"] if comparison.missing else []
     return Layout(
         title=f"{first} − {second} · {title_of(comparison.protocol, missing=comparison.missing)}",
         names=Column("budget", list(rows)),
-        groups=[[column] for column in columns],
+        groups=[[column] for column in outcome_columns(list(rows.values()))],
         notes=[
             *notes,
             conditions_of(comparison.protocol),
             f"difference [95 % interval] of the mean {_score(comparison.protocol)}, of AUC as a share of the full "
-            f"cache; p: paired bootstrap over source documents; Holm: p corrected for all budgets; wins: answers on "
-            f"which {first} scores better",
+            f"cache; {OUTCOME_NOTE.format(corrected_for='budgets', press=first)}",
         ],
     )
+
+
+def outcome_columns(outcomes: Sequence[Outcome]) -> list[Column]:
+    """Put outcomes into words, one a row; what was not corrected has no Holm p-value."""
+    return [
+        Column("difference", [_interval(outcome.difference) for outcome in outcomes]),
+        Column("p", [_probability(outcome.difference.p) for outcome in outcomes]),
+        Column("Holm", [_corrected(outcome.difference) for outcome in outcomes]),
+        Column("wins", [str(outcome.wins) for outcome in outcomes]),
+        Column("ties", [str(outcome.ties) for outcome in outcomes]),
+        Column("losses", [str(outcome.losses) for outcome in outcomes]),
+    ]
+
+
+def _corrected(difference: Difference) -> str:
+    known = difference.p is None or difference.adjusted_p is not None
+    return _probability(difference.adjusted_p) if known else ""
 
 
 def _score(protocol: Protocol) -> str:

@@ -10,6 +10,7 @@ from rich.console import Console
 from statsmodels.stats.multitest import multipletests
 
 from kvbench.comparison import Comparison, compare, show_comparisons, to_json
+from kvbench.comparison_with_all import compare_with_all, show_standings
 from kvbench.errors import UsageError
 from kvbench.records import FULL, Record
 from kvbench.statistics import Curve, summarise
@@ -206,5 +207,41 @@ def test_presses_of_different_protocols_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_format_is_refused(results: Results) -> None:
-    with pytest.raises(UsageError, match="unknown comparison format 'jsn': did you mean 'json'"):
+    with pytest.raises(UsageError, match="unknown table format 'jsn': did you mean 'json'"):
         printed(compare(results, "kvp", "tova"), "jsn")
+
+
+def test_a_press_is_compared_with_every_other_as_with_each_alone(results: Results) -> None:
+    four, eight = compare_with_all(results, "kvp")
+    assert (four.protocol.task, eight.protocol.task) == ("ruler-4k", "ruler-8k")
+    assert len(four.others) == 10
+    assert list(eight.others) == ["tova"]
+    for press, outcome in four.others.items():
+        alone = compare(results, "kvp", press)[0].area
+        assert outcome.difference.low == alone.difference.low
+        assert (outcome.wins, outcome.ties, outcome.losses) == (alone.wins, alone.ties, alone.losses)
+    differences = [outcome.difference for outcome in four.others.values()]
+    assert [d.mean for d in differences] == sorted(d.mean for d in differences)
+    adjusted = multipletests([d.p for d in differences], method="holm")[1]
+    assert [d.adjusted_p for d in differences] == pytest.approx(list(adjusted))
+
+
+def test_the_standings_fit_80_columns(results: Results) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    show_standings(compare_with_all(results, "kvp"), "rich", console)
+    text = console.file.getvalue()
+    assert max(map(cell_len, text.splitlines())) <= 80
+    assert "kvp − others · AUC · smollm2-135m · ruler-4k · recall" in text
+
+
+def test_standings_as_json_are_not_rounded(results: Results) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    standings = compare_with_all(results, "kvp")
+    show_standings(standings, "json", console)
+    for found, standing in zip(json.loads(console.file.getvalue()), standings, strict=True):
+        assert found["others"]["tova"]["difference"]["low"] == standing.others["tova"].difference.low
+
+
+def test_a_press_without_records_is_compared_with_nothing(results: Results) -> None:
+    with pytest.raises(UsageError, match="unknown press 'kvq': did you mean 'kvp'"):
+        compare_with_all(results, "kvq")
