@@ -28,7 +28,7 @@ def draw_areas(table: Table, looks: Mapping[str, Look]) -> Figure:
     """Draw the areas with their intervals as bars, which begin at 0, or at the full cache where less is better."""
     curves = table.summary.curves
     known = [curve for curve in curves if curve.auc is not None]
-    texts = dict(zip((c.press for c in curves), areas(curves, table.summary.leader), strict=True))
+    texts = dict(zip((c.press for c in curves), areas(table), strict=True))
     base = 1.0 if table.protocol.lower_is_better else 0.0
     figure, axes = _rows([curve.press for curve in known], looks)
     ends = [[base, 1.0]]

@@ -39,7 +39,7 @@ def area_layout(tables: Sequence[Table]) -> Layout:
         names=Column("press", presses),
         groups=[
             [
-                Column(head, _in_rows(presses, table.summary, areas(table.summary.curves, table.summary.leader))),
+                Column(head, _in_rows(presses, table.summary, areas(table))),
                 Column(enough, _in_rows(presses, table.summary, [_enough(curve) for curve in table.summary.curves])),
             ]
             for head, table in zip(heads, tables, strict=True)

@@ -19,12 +19,25 @@ def metric_of(protocol: Protocol) -> str:
     return f"{protocol.metric} (lower is better)" if protocol.lower_is_better else protocol.metric
 
 
+def interval_in_words(protocol: Protocol) -> str:
+    """Return what the interval of a press's score is, as a part of a note."""
+    if protocol.shown_as == "exp":
+        return "95 % interval of the difference from the full cache"
+    return "95 % interval"
+
+
 def area_in_words(protocol: Protocol) -> str:
     """Return what the area under a protocol's curve is, as the end of a note."""
     if not protocol.lower_is_better:
         return "AUC over log2(budget) as a share of the full cache"
     score = "negative log-likelihood" if protocol.shown_as == "exp" else protocol.metric
     return f"AUC of the mean {score} over log2(budget), as a multiple of the full cache's; lower is better"
+
+
+def area_decimals(protocol: Protocol) -> int:
+    """Return how many decimals areas, and differences of scores, are written with: a few percent of perplexity are
+    some thousandths of its logarithm."""
+    return 3 if protocol.shown_as == "exp" else 2
 
 
 def missing_subtasks(protocol: Protocol, measured: Container[str]) -> tuple[str, ...]:

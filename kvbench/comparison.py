@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kvbench.bootstrap import Floats
-from kvbench.captions import conditions_of, metric_of, missing_subtasks, title_of
+from kvbench.captions import area_decimals, conditions_of, metric_of, missing_subtasks, title_of
 from kvbench.errors import UsageError, unknown
 from kvbench.records import FULL, Protocol
 from kvbench.score_grid import ScoreGrid, press_names, score_grid
@@ -85,7 +85,8 @@ class Comparison:
         first_is_better = (found.mean > 0) != self.protocol.lower_is_better
         by = found if found.mean > 0 else _reversed(found)
         unit = "" if measure == "AUC" else _unit(self.protocol)
-        return f"{self.presses[0 if first_is_better else 1]} is better by {_interval(by, '')}{unit} in {measure}"
+        lead = _interval(by, area_decimals(self.protocol), "")
+        return f"{self.presses[0 if first_is_better else 1]} is better by {lead}{unit} in {measure}"
 
 
 def compare(results: Results, first: str, second: str) -> list[Comparison]:
@@ -217,7 +218,7 @@ def _layout(comparison: Comparison) -> Layout:
     return Layout(
         title=f"{first} − {second} · {title_of(comparison.protocol, missing=comparison.missing)}",
         names=Column("budget", list(rows)),
-        groups=[[column] for column in outcome_columns(list(rows.values()))],
+        groups=[[column] for column in outcome_columns(list(rows.values()), comparison.protocol)],
         notes=[
             *notes,
             conditions_of(comparison.protocol),
@@ -227,10 +228,11 @@ def _layout(comparison: Comparison) -> Layout:
     )
 
 
-def outcome_columns(outcomes: Sequence[Outcome]) -> list[Column]:
+def outcome_columns(outcomes: Sequence[Outcome], protocol: Protocol) -> list[Column]:
     """Put outcomes into words, one a row; what was not corrected has no Holm p-value."""
+    decimals = area_decimals(protocol)
     return [
-        Column("difference", [_interval(outcome.difference) for outcome in outcomes]),
+        Column("difference", [_interval(outcome.difference, decimals) for outcome in outcomes]),
         Column("p", [_probability(outcome.difference.p) for outcome in outcomes]),
         Column("Holm", [_corrected(outcome.difference) for outcome in outcomes]),
         Column("wins", [str(outcome.wins) for outcome in outcomes]),
@@ -260,12 +262,12 @@ def _reversed(difference: Difference) -> Difference:
     return replace(difference, mean=mean, low=low, high=high)
 
 
-def _interval(difference: Difference, sign: str = "+") -> str:
-    if difference.mean is None:
+def _interval(difference: Difference, decimals: int, sign: str = "+") -> str:
+    ends = (difference.mean, difference.low, difference.high)
+    mean, low, high = (None if end is None else f"{end:{sign}.{decimals}f}" for end in ends)
+    if mean is None:
         return "n/a"
-    if difference.low is None or difference.high is None:
-        return f"{difference.mean:{sign}.2f}"
-    return f"{difference.mean:{sign}.2f} [{difference.low:{sign}.2f}, {difference.high:{sign}.2f}]"
+    return mean if low is None or high is None else f"{mean} [{low}, {high}]"
 
 
 def _probability(p: float | None) -> str:

@@ -92,7 +92,7 @@ def _layout(standing: Standing) -> Layout:
     return Layout(
         title=f"{standing.press} − others · AUC · {title_of(standing.protocol, missing=standing.missing)}",
         names=Column("other press", list(standing.others)),
-        groups=[[column] for column in outcome_columns(list(standing.others.values()))],
+        groups=[[column] for column in outcome_columns(list(standing.others.values()), standing.protocol)],
         notes=[
             *([f"missing: {', '.join(standing.missing)}"] if standing.missing else []),
             conditions_of(standing.protocol),

@@ -15,8 +15,9 @@ from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 from matplotlib.transforms import ScaledTranslation
 from scipy.optimize import isotonic_regression
 
-from kvbench.captions import conditions_of
+from kvbench.captions import conditions_of, interval_in_words
 from kvbench.mean_interval import Estimate
+from kvbench.measure import Measure
 from kvbench.plot_frame import add_axes, new_figure, padded, scale_scores, styled, write_texts
 from kvbench.plot_style import DASHED, INK, Look
 from kvbench.records import FULL
@@ -90,6 +91,14 @@ def axis_budgets(summary: Summary) -> list[Budget]:
 def scores_of(curve: Curve, budgets: Sequence[Budget]) -> list[Estimate]:
     """Return a press's scores at the budgets, an unknown one where it was not run."""
     return [curve.cells[budget.label].score if budget.label in curve.cells else Estimate() for budget in budgets]
+
+
+def full_score(table: Table) -> list[Estimate]:
+    """Return the full cache's score if there is one; without its interval where those of presses are beside it."""
+    if table.summary.full is None:
+        return []
+    score = table.summary.full.score
+    return [Estimate(score.mean) if Measure.of(table.protocol).exponential else score]
 
 
 @dataclass(frozen=True)
@@ -219,7 +228,7 @@ def _draw_lines(
 ) -> list[End]:
     summary = table.summary
     budgets = axis_budgets(summary)
-    full = [summary.full.score] if summary.full else []
+    full = full_score(table)
     ends = [draw_full(axes, score) for score in full]
     for curve, shift in zip(reversed(summary.curves), shifts_of(len(summary.curves)), strict=True):  # the best on top
         scores = scores_of(curve, budgets)
@@ -235,7 +244,7 @@ def _notes(table: Table, looks: Mapping[str, Look]) -> list[str]:
     counts = [cell.n for cell in cells]
     answers = "-".join(map(str, sorted({min(counts), max(counts)})))
     notes = [f"Missing: {', '.join(table.missing)}"] if table.missing else []
-    notes.append(f"Bars: 95 % intervals over {answers} answers")
+    notes.append(f"Bars: {interval_in_words(table.protocol)}, {answers} answers")
     if len(summary.curves) > 1:
         notes.append("lines are set apart sideways")
     if any(looks[curve.press].dashed for curve in summary.curves):

@@ -82,6 +82,7 @@ class Cell:
 
     Attributes:
         score: The mean over the subtasks of their mean scores, as it is shown; None if some subtask has no score here.
+            Of a perplexity, a press's interval is that of the difference from the full cache.
         n: Records that have a score.
         failed: Records that have none.
         whole: Records whose budget held the whole context, so that nothing was evicted.
@@ -371,6 +372,8 @@ def _cells(
     places = [(press, budget.label) for press in grid.presses for budget in budgets]
     scores = np.column_stack([grid.scores.reshape(len(grid.full), -1), grid.full, grid.repeat])
     intervals = _column_intervals(scores, grid, bounded=not measure.exponential and lie_between_0_and_1(scores))
+    if measure.exponential:
+        intervals[: len(places)] = _beside_full(intervals[: len(places)], scores[:, : len(places)], grid)
     found = dict(zip([*places, (FULL, FULL), (FULL, REPEAT)], zip(intervals, scores.T, strict=True), strict=True))
     counts = (~frame["compressed"]).groupby([press_names(frame), frame["budget"]], observed=True).agg(["size", "sum"])
     cells: dict[str, dict[str, Cell]] = {}
@@ -400,6 +403,24 @@ def _column_intervals(scores: Floats, grid: ScoreGrid, bounded: bool) -> list[Es
             for place, estimate in zip(places, found, strict=True):
                 estimates[place] = estimate
     return estimates
+
+
+def _beside_full(means: Sequence[Estimate], scores: Floats, grid: ScoreGrid) -> list[Estimate]:
+    """Give each mean of `[samples, k]` scores the interval of its difference from the full cache's.
+
+    Texts differ in perplexity far more than presses do on one text.
+    """
+    differences = _column_intervals(scores - grid.full[:, None], grid, bounded=False)
+    return [
+        mean if mean.mean is None else _around(mean.mean, difference)
+        for mean, difference in zip(means, differences, strict=True)
+    ]
+
+
+def _around(mean: float, difference: Estimate) -> Estimate:
+    if difference.mean is None or difference.low is None or difference.high is None:
+        return Estimate(mean)
+    return Estimate(mean, mean + difference.low - difference.mean, mean + difference.high - difference.mean)
 
 
 def _curve(press: str, cells: dict[str, Cell], budgets: Sequence[Budget], full: Cell | None, measure: Measure) -> Curve:

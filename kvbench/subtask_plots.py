@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from kvbench.captions import conditions_of, metric_of
-from kvbench.curve_plots import axis_budgets, draw_full, draw_line, scale_budgets, scores_of, shifts_of
+from kvbench.captions import conditions_of, interval_in_words, metric_of
+from kvbench.curve_plots import axis_budgets, draw_full, draw_line, full_score, scale_budgets, scores_of, shifts_of
 from kvbench.mean_interval import Estimate
 from kvbench.plot_frame import (
     BOTTOM,
@@ -76,8 +76,7 @@ def _are_of_one_scale(parts: Sequence[Table]) -> bool:
 
 
 def _scores(part: Table) -> list[Estimate]:
-    full = [part.summary.full.score] if part.summary.full else []
-    return [*full, *(cell.score for curve in part.summary.curves for cell in curve.cells.values())]
+    return [*full_score(part), *(cell.score for curve in part.summary.curves for cell in curve.cells.values())]
 
 
 def _columns(panels: int) -> int:
@@ -87,8 +86,8 @@ def _columns(panels: int) -> int:
 
 def _draw_panel(axes: Axes, part: Table, looks: Mapping[str, Look]) -> None:
     budgets = axis_budgets(part.summary)
-    if part.summary.full:
-        draw_full(axes, part.summary.full.score)
+    for score in full_score(part):
+        draw_full(axes, score)
     tokens = [budget.tokens for budget in budgets]
     for curve, shift in zip(reversed(part.summary.curves), shifts_of(len(part.summary.curves)), strict=True):
         scores = scores_of(curve, budgets)
@@ -120,7 +119,7 @@ def _notes(whole: Table, parts: Sequence[Table], looks: Mapping[str, Look], same
     counts = [c.n for part in parts for curve in part.summary.curves for c in curve.cells.values()]
     notes = [f"Missing: {', '.join(whole.missing)}"] if whole.missing else []
     answers = "-".join(map(str, sorted({min(counts), max(counts)})))
-    notes.append(f"Bars: 95 % intervals over {answers} answers each")
+    notes.append(f"Bars: {interval_in_words(whole.protocol)}, {answers} answers each")
     notes.append("all panels have the same axes" if same else "each panel has a y axis of its own")
     if any(looks[curve.press].dashed for curve in whole.summary.curves):
         notes.append("dashed: reads attention")

@@ -9,7 +9,14 @@ from dataclasses import asdict, dataclass
 import pandas as pd
 from rich.console import Console
 
-from kvbench.captions import area_in_words, conditions_of, missing_subtasks, title_of
+from kvbench.captions import (
+    area_decimals,
+    area_in_words,
+    conditions_of,
+    interval_in_words,
+    missing_subtasks,
+    title_of,
+)
 from kvbench.mean_interval import Estimate
 from kvbench.measure import Measure
 from kvbench.records import FULL, Protocol
@@ -116,13 +123,15 @@ def to_json(tables: Sequence[Table]) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
-def areas(curves: Sequence[Curve], leader: str | None) -> list[str]:
+def areas(table: Table) -> list[str]:
     """Return the areas with their intervals, the leader and those tied with it marked."""
-    marks = [LEADS if curve.press == leader else TIES if curve.tied else "" for curve in curves]
+    curves, decimals = table.summary.curves, area_decimals(table.protocol)
+    texts = [estimate(curve.area, decimals) for curve in curves]
     if not any(curve.ahead for curve in curves):
-        return [estimate(curve.area, 2) for curve in curves]
+        return texts
+    marks = [LEADS if curve.press == table.summary.leader else TIES if curve.tied else "" for curve in curves]
     width = max(map(len, marks))
-    return [estimate(curve.area, 2) + mark.ljust(width) for curve, mark in zip(curves, marks, strict=True)]
+    return [text + mark.ljust(width) for text, mark in zip(texts, marks, strict=True)]
 
 
 def estimate(score: Estimate, decimals: int) -> str:
@@ -161,7 +170,7 @@ def _layout(table: Table) -> Layout:
     ]
     if len(labels) > 1:
         full = [""] if summary.full else []
-        columns.append(Column("AUC", [*full, *areas(summary.curves, summary.leader)]))
+        columns.append(Column("AUC", [*full, *areas(table)]))
     if len(_counts(summary)) > 1:
         columns.append(Column("n", [_range({cell.n for cell in row.cells.values()}) for row in rows]))
     for head, total in (("failed", _failed), ("whole", _whole)):
@@ -194,7 +203,8 @@ def _range(numbers: set[int]) -> str:
 
 
 def _notes(table: Table, heads: set[str]) -> list[str]:
-    reading = ["[95 % interval]" if table.protocol.shown_as == "exp" else "± half the 95 % interval"]
+    interval = interval_in_words(table.protocol)
+    reading = [f"[{interval}]" if table.protocol.shown_as == "exp" else f"± half the {interval}"]
     if "n" not in heads:
         reading.append(f"n = {_range(_counts(table.summary))} answers")
     if "AUC" in heads:

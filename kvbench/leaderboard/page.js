@@ -136,11 +136,14 @@ class Chart {
     const right = labelled ? Math.min(170, 30 + 6.3 * longest) : 10;
     const box = { left: 34, right: width - right, top: small ? 8 : 20, bottom: height - (small ? 20 : 40) };
 
-    const cells = scale.flatMap((one) => one.rows).filter((row) => isDrawn(row.press)).flatMap((row) => Object.values(row.cells));
-    const values = cells.flatMap((cell) => [cell[MEAN], cell[LOW], cell[HIGH]]).filter((value) => value !== null);
+    // A perplexity's axis is logarithmic, and has no 0; presses' intervals are beside the full cache, which has none.
+    const beside = isExponential(this.board);
+    const drawn = scale.flatMap((one) => one.rows).filter((row) => isDrawn(row.press));
+    const cells = drawn.flatMap((row) => Object.values(row.cells));
+    const ranged = drawn.filter((row) => !(beside && row.press === FULL)).flatMap((row) => Object.values(row.cells));
     const means = cells.map((cell) => cell[MEAN]).filter((value) => value !== null);
-    // A perplexity's axis is logarithmic, and has no 0.
-    const log = isExponential(this.board) && values.length > 0;
+    const values = [...means, ...ranged.flatMap((cell) => [cell[LOW], cell[HIGH]]).filter((value) => value !== null)];
+    const log = beside && values.length > 0;
     const top = log ? Math.max(...values) * 1.05 : Math.max(...values, 0) || 1;
     const low = log ? Math.min(...values) / 1.05 : Math.min(...means, 0) < 0 ? Math.min(...values) : 0;
     const high = log ? top : top + 0.03 * (top - low);
@@ -153,7 +156,7 @@ class Chart {
 
     const parts = this.axes(box, budgets, x, y, low, high);
     if (full && full[MEAN] !== null) {
-      if (full[LOW] !== null) {
+      if (full[LOW] !== null && !beside) {
         parts.push(g("rect", { class: "band", x: box.left, width: box.right - box.left, y: y(full[HIGH]), height: Math.max(0, y(full[LOW]) - y(full[HIGH])) }));
       }
       parts.push(g("line", { class: "reference", x1: box.left, x2: box.right, y1: y(full[MEAN]), y2: y(full[MEAN]) }));
@@ -435,9 +438,10 @@ class Board {
   /* The area, with "*" for the leader and "=" for a press that the samples do not tell from it. */
   areaCell(row) {
     const leads = row.press === this.current.leader;
-    const half = h("small", {}, halfOf(row.auc, 2));
+    const decimals = isExponential(this) ? 3 : 2;
+    const half = h("small", {}, halfOf(row.auc, decimals));
     const mark = leads ? ["*", "leads"] : row.tied ? ["=", "not told from the leader"] : ["", this.current.bounds.includes(row.press) ? "a bound" : ""];
-    return h("td", { class: leads ? "area leads" : "area" }, h("b", {}, row.auc[MEAN].toFixed(2)), half,
+    return h("td", { class: leads ? "area leads" : "area" }, h("b", {}, row.auc[MEAN].toFixed(decimals)), half,
       h("span", { class: "mark", "aria-hidden": "true" }, mark[0]), h("span", { class: "unseen" }, mark[1]));
   }
 

@@ -460,7 +460,10 @@ def test_a_perplexity_is_the_exponential_of_the_weighted_mean_and_the_lowest_are
     cell = [record for record in records if (record.press, record.budget) == ("worse", "128")]
     scores, weights = ([getattr(record, name) for record in cell] for name in ("score", "weight"))
     mean = mean_interval(scores, np.zeros(20, int), np.arange(20), weights, bounded=False)
-    expected = [float(np.exp(value)) for value in (mean.mean, *limits(mean))]
+    of_full = [record.score for record in records if record.press == FULL]
+    difference = mean_interval(np.subtract(scores, of_full), np.zeros(20, int), np.arange(20), weights, bounded=False)
+    ends = [known(mean.mean) + end - known(difference.mean) for end in limits(difference)]
+    expected = [float(np.exp(value)) for value in (known(mean.mean), *ends)]
     assert [worse.cells["128"].score.mean, *limits(worse.cells["128"].score)] == pytest.approx(expected)
     assert mean.mean == pytest.approx(np.average(scores, weights=weights))
     means = [np.log(known(worse.cells[budget].score.mean)) for budget in ("64", "128", "256")]

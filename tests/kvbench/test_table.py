@@ -68,13 +68,14 @@ def test_the_caption_tells_what_was_measured_and_how(results: Results) -> None:
 def test_a_perplexity_is_shown_with_the_ends_of_its_interval() -> None:
     protocol = make_protocol(metric="perplexity", lower_is_better=True, shown_as="exp")
     records = [make_record(FULL, budget, f"vt/{n}", 2 + n / 4) for n in range(5) for budget in (FULL, REPEAT)]
-    records += [make_record("kvp", "64", f"vt/{n}", 3 + n / 4) for n in range(5)]
+    records += [make_record("kvp", "64", f"vt/{n}", 3 + n / 4 + n % 2 / 10) for n in range(5)]
     frame = pd.DataFrame([record.model_dump() for record in records]).assign(protocol=protocol.hash)
     tables = make_tables(Results(frame, {protocol.hash: protocol}))
     text = " ".join(printed(tables).split())
     score = tables[0].summary.curves[0].cells["64"].score
     assert f"kvp {score.mean:.1f} [{score.low:.1f}, {score.high:.1f}]" in text
-    assert "[95 % interval]; n = 5 answers" in text
+    assert score.high - score.low < 5  # of the scores themselves it is 35
+    assert "[95 % interval of the difference from the full cache]; n = 5 answers" in text
     assert "the full cache answered again scores 12.2 [7.5, 19.9], no answer scored otherwise" in text
 
 
