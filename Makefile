@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := demo-results
 
-.PHONY: demo test lint clean
+.PHONY: demo leaderboard test lint clean
 
 demo: $(VENV)/ready
 	$(BIN)/kvbench run --press all --task ruler-1k:niah_single_1+niah_multikey_2 --limit 4 \
@@ -45,6 +45,13 @@ kvp-ruler: kvp-traces
 kvp-oasst2: kvp-traces
 	$(KVP_TRAIN) --traces $(KVP)/oasst2 --out $(KVP)/smollm2-135m-oasst2.safetensors
 	cp $(KVP)/smollm2-135m-oasst2.safetensors kvbench/checkpoints/
+
+# From results/: the figures, the tables in README.md, and the page in site/.
+leaderboard: $(VENV)/ready
+	$(BIN)/kvbench validate results
+	$(BIN)/kvbench plot results
+	$(BIN)/python -m cogapp -r -I benchmarks -p 'from readme import show' README.md
+	$(BIN)/kvbench leaderboard results
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest

@@ -36,6 +36,12 @@ def print_plan(plan: Plan, source: ModelSource, settings: Settings, as_json: boo
         f"in all, {facts['already_done']} are done already",
         highlight=False,
     )
+    if facts["beyond_window"]:
+        out.print(
+            f"{facts['beyond_window']} of {facts['prefills']} prompts need more positions than the {facts['window']} "
+            f"that {facts['model']} knows: their cells will fail",
+            highlight=False,
+        )
     out.print(
         f"disk: about {spell_bytes(facts['disk_bytes'])} of records; memory: {spell_bytes(facts['weight_bytes'])} of "
         f"weights and up to {spell_bytes(facts['cache_bytes'])} of caches",
@@ -61,6 +67,8 @@ def estimate(plan: Plan, source: ModelSource, settings: Settings) -> dict[str, A
         "already_done": plan.done,
         "prefills": len(plan.items),
         "context_tokens": sum(item.context_tokens for item in plan.items),
+        "window": facts.window,
+        "beyond_window": sum(item.longest > facts.window for item in plan.items),
         "new_tokens_at_most": sum(_new_tokens(item) for item in plan.items),
         "disk_bytes": plan.cells * _RECORD_BYTES,
         "weight_bytes": parameter_count(source.config) * item_bytes,

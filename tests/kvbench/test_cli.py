@@ -199,6 +199,14 @@ def test_a_dry_run_tells_and_does_nothing(model_folder: Path, tmp_path: Path) ->
     assert written / 2 < told["disk_bytes"] < written * 2
 
 
+def test_a_dry_run_says_what_the_model_has_no_positions_for(model_folder: Path, tmp_path: Path) -> None:
+    arguments = ("--press", "random", "--budgets", "8", "--limit", "1", "--dry-run", "--task", "ruler-8k:niah_single_1")
+    done = kvbench(*run_arguments(model_folder, tmp_path / "results", *arguments))
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "1 of 2 prompts need more positions than the 4096 that tiny-llama knows: their cells will fail" in said
+
+
 WRONG = {
     "unknown press": (["--press", "snapk"], ["'snapk'", "did you mean 'snapkv'", "tova"]),
     "unknown parameter": (["--press", "snapkv:windw=3"], ["'windw'", "did you mean 'window'", "kernel"]),
