@@ -50,7 +50,7 @@ kvp-oasst2: kvp-traces
 leaderboard: $(VENV)/ready
 	$(BIN)/kvbench validate results
 	$(BIN)/kvbench plot results
-	$(BIN)/python -m cogapp -r -I benchmarks -p 'from readme import show' README.md
+	$(BIN)/python -m cogapp -r -P -I benchmarks -p 'from readme import show' README.md
 	$(BIN)/kvbench leaderboard results
 
 test: $(VENV)/ready
