@@ -11,13 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from kvbench.captions import area_in_words, conditions_of
+from kvbench.captions import area_in_words, conditions_of, one_document_in_words
 from kvbench.curve_plots import darker
 from kvbench.plot_frame import BOTTOM, TOP, WIDTH, add_axes, new_figure, padded, styled, write_texts
 from kvbench.plot_style import INK, MUTED, Look
 from kvbench.records import FULL
 from kvbench.score_grid import press_names
-from kvbench.table import MARKS, Table, areas
+from kvbench.table import Table, areas, marks_in_words
 
 _ROW = 0.22  # inches
 _LABEL = 7.5  # points
@@ -45,11 +45,15 @@ def draw_areas(table: Table, looks: Mapping[str, Look]) -> Figure:
     axes.set_xlim(base if low <= base <= min(map(min, ends)) else low, high)
     axes.set_xlabel("AUC, as a multiple of the full cache's" if base else "AUC, as a share of the full cache's")
     _write_values(axes, [texts[curve.press] for curve in known])
-    notes = [f"Bars: {area_in_words(table.protocol)}", "lines: 95 % intervals"]
+    notes = [
+        f"Bars: {area_in_words(table.protocol)}",
+        "lines: 95 % intervals",
+        *one_document_in_words(table.summary.one_document),
+    ]
     if table.missing:
         notes.insert(0, f"Missing: {', '.join(table.missing)}")
     if any(curve.ahead for curve in curves):
-        notes.append(MARKS)
+        notes.append(marks_in_words([table.summary]))
     if table.summary.bounds:
         notes.append(f"not compared, a bound: {', '.join(table.summary.bounds)}")
     if unknown := [curve.press for curve in curves if curve.auc is None]:

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
-from kvbench.captions import conditions_of, metric_of
+from kvbench.captions import conditions_of, metric_of, one_document_in_words
 from kvbench.measure import ENOUGH, Measure
 from kvbench.statistics import Curve, Difference, Summary
-from kvbench.table import MARKS, NOT_KNOWN, NOT_RUN, Table, areas
+from kvbench.table import NOT_KNOWN, NOT_RUN, Table, areas, marks_in_words
 from kvbench.table_layout import Column, Layout, show_layouts
 
 
@@ -45,11 +45,12 @@ def area_layout(tables: Sequence[Table]) -> Layout:
             for head, table in zip(heads, tables, strict=True)
         ],
         notes=[
-            f"± half the 95 % interval; {MARKS}",
+            f"± half the 95 % interval; {marks_in_words([table.summary for table in tables])}",
             *([f"not compared, a bound: {', '.join(bounds)}"] if bounds else []),
             f"{enough}: tokens per KV head at which the score reaches {ENOUGH:.0%} of the full cache's",
             *_directions(heads, tables),
             *_sources(heads, tables),
+            *one_document_in_words(_of_one_document(tables)),
         ],
     )
 
@@ -120,6 +121,13 @@ def _directions(heads: Sequence[str], tables: Sequence[Table]) -> list[str]:
     if not lower:
         return []
     return [f"{', '.join(lower)}: lower is better; enough is a score of at most 1/{ENOUGH:g} of the full cache's"]
+
+
+def _of_one_document(tables: Sequence[Table]) -> list[str]:
+    """Return the subtasks of one document, each once, after its task."""
+    return list(
+        dict.fromkeys(f"{table.protocol.task}:{subtask}" for table in tables for subtask in table.summary.one_document)
+    )
 
 
 def _sources(heads: Sequence[str], tables: Sequence[Table]) -> list[str]:

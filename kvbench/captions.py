@@ -45,6 +45,13 @@ def missing_subtasks(protocol: Protocol, measured: Container[str]) -> tuple[str,
     return tuple(name for name in protocol.subtasks if name not in measured)
 
 
+def one_document_in_words(subtasks: Sequence[str]) -> list[str]:
+    """Return, as a note or none, which subtasks' intervals are for other questions about the same document."""
+    if not subtasks:
+        return []
+    return [f"{', '.join(subtasks)}: all answers are about one document, and intervals are for others about it"]
+
+
 def conditions_of(protocol: Protocol) -> str:
     """Return how it was measured: the rest of what decides a result."""
     return ", ".join(

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kvbench.bootstrap import Floats
-from kvbench.captions import area_decimals, conditions_of, metric_of, missing_subtasks, title_of
+from kvbench.captions import area_decimals, conditions_of, metric_of, missing_subtasks, one_document_in_words, title_of
 from kvbench.errors import UsageError, unknown
 from kvbench.records import FULL, Protocol
 from kvbench.score_grid import ScoreGrid, press_names, score_grid
@@ -62,6 +62,7 @@ class Comparison:
         area: Of the areas, as shares of the full cache; its answers are compared by their own areas.
         budgets: Of the scores by budget, with p-values corrected for their number.
         missing: Subtasks of the task that have no results.
+        one_document: Subtasks whose intervals are for other questions about their only document (`ScoreGrid`).
     """
 
     protocol: Protocol
@@ -69,6 +70,7 @@ class Comparison:
     area: Outcome
     budgets: dict[str, Outcome]
     missing: tuple[str, ...] = ()
+    one_document: tuple[str, ...] = ()
 
     @property
     def conclusion(self) -> str:
@@ -201,6 +203,7 @@ def _compare(protocol: Protocol, pair: ScoreGrid, budgets: Sequence[Budget], mis
             for place, (b, d) in enumerate(zip(budgets, differences, strict=True))
         },
         missing,
+        pair.one_document,
     )
 
 
@@ -224,6 +227,7 @@ def _layout(comparison: Comparison) -> Layout:
             conditions_of(comparison.protocol),
             f"difference [95 % interval] of the mean {_score(comparison.protocol)}, of AUC as a share of the full "
             f"cache; {OUTCOME_NOTE.format(corrected_for='budgets', press=first)}",
+            *one_document_in_words(comparison.one_document),
         ],
     )
 

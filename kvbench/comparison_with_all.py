@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 
 from rich.console import Console
 
-from kvbench.captions import conditions_of, title_of
+from kvbench.captions import conditions_of, one_document_in_words, title_of
 from kvbench.comparison import OUTCOME_NOTE, Outcome, compare_where_possible, outcome_columns, require_press
 from kvbench.records import FULL, REPEAT, Protocol
 from kvbench.score_grid import press_names
@@ -27,12 +27,14 @@ class Standing:
         others: Of the areas as shares of the full cache, by the other press, the best first; p-values are corrected
             for their number.
         missing: Subtasks of the task that have no results.
+        one_document: Subtasks whose intervals are for other questions about their only document (`ScoreGrid`).
     """
 
     protocol: Protocol
     press: str
     others: dict[str, Outcome]
     missing: tuple[str, ...]
+    one_document: tuple[str, ...]
 
 
 def compare_with_all(results: Results, press: str) -> list[Standing]:
@@ -57,9 +59,9 @@ def compare_with_all(results: Results, press: str) -> list[Standing]:
             if comparison.protocol == protocol
         }
         if pairs:
-            missing = next(iter(pairs.values())).missing
+            pair = next(iter(pairs.values()))
             areas = {other: comparison.area for other, comparison in pairs.items()}
-            standings.append(Standing(protocol, press, _corrected(areas, protocol), missing))
+            standings.append(Standing(protocol, press, _corrected(areas, protocol), pair.missing, pair.one_document))
     return standings
 
 
@@ -98,6 +100,7 @@ def _layout(standing: Standing) -> Layout:
             conditions_of(standing.protocol),
             f"difference [95 % interval] of AUC as a share of the full cache{lower}; "
             f"{OUTCOME_NOTE.format(corrected_for='presses', press=standing.press)}",
+            *one_document_in_words(standing.one_document),
         ],
     )
 

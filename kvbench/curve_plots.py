@@ -15,7 +15,7 @@ from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 from matplotlib.transforms import ScaledTranslation
 from scipy.optimize import isotonic_regression
 
-from kvbench.captions import conditions_of, interval_in_words
+from kvbench.captions import conditions_of, interval_in_words, one_document_in_words
 from kvbench.mean_interval import Estimate
 from kvbench.measure import Measure
 from kvbench.plot_frame import add_axes, new_figure, padded, scale_scores, styled, write_texts
@@ -245,6 +245,7 @@ def _notes(table: Table, looks: Mapping[str, Look]) -> list[str]:
     answers = "-".join(map(str, sorted({min(counts), max(counts)})))
     notes = [f"Missing: {', '.join(table.missing)}"] if table.missing else []
     notes.append(f"Bars: {interval_in_words(table.protocol)}, {answers} answers")
+    notes += one_document_in_words(summary.one_document)
     if len(summary.curves) > 1:
         notes.append("lines are set apart sideways")
     if any(looks[curve.press].dashed for curve in summary.curves):

@@ -23,9 +23,12 @@ class ScoreGrid:
         scores: `[samples, presses, budgets]`, NaN where a cell failed or was not run.
         full: `[samples]`, the full cache's.
         subtask: `[samples]`, as integers.
-        source: `[samples]`, the source document, as integers.
+        source: `[samples]`, the source document, as integers; in the subtasks of `one_document` the sample.
         weight: `[samples]`, what a score counts in its subtask's mean.
         repeat: `[samples]`, the full cache's once more; NaN where it was not answered twice.
+        one_document: The subtasks whose samples all come from one document that no other subtask has. It tells nothing
+            of other documents, so its samples are taken for what was sampled: intervals are for other questions
+            about it.
     """
 
     presses: tuple[str, ...]
@@ -35,6 +38,7 @@ class ScoreGrid:
     source: Codes
     weight: Floats
     repeat: Floats
+    one_document: tuple[str, ...] = ()
 
     @property
     def complete(self) -> NDArray[np.bool_]:
@@ -53,27 +57,31 @@ def score_grid(frame: pd.DataFrame, budgets: Sequence[str]) -> ScoreGrid:
         UsageError: One question's scores weigh differently under two presses or budgets, so that their means are not
             comparable.
     """
-    subtask, source = pd.factorize(frame["subtask"])[0], pd.factorize(frame["source"])[0]
-    sample, first = _questions(frame, subtask)
+    subtask, subtasks = pd.factorize(frame["subtask"])
+    source, sample = (pd.factorize(frame[column])[0] for column in ("source", "sample"))
+    question, first = _questions(frame, subtask, sample)
+    subtask, source, sample = subtask[first], source[first], sample[first]
+    alone = _of_one_document(subtask, source, sample)
     score = frame["score"].where(frame["status"] == "ok").to_numpy(float)
     press, names = pd.factorize(press_names(frame))
     budget = pd.Index(budgets).get_indexer(pd.Index(frame["budget"]))
 
     full, repeat = (
-        _placed(score, sample, (frame["budget"] == label).to_numpy(), len(first)) for label in (FULL, REPEAT)
+        _placed(score, question, (frame["budget"] == label).to_numpy(), len(first)) for label in (FULL, REPEAT)
     )
     scores = np.full((len(first), len(names), len(budgets)), np.nan)
     placed = budget >= 0
-    scores[sample[placed], press[placed], budget[placed]] = score[placed]
+    scores[question[placed], press[placed], budget[placed]] = score[placed]
     presses = [place for place, name in enumerate(names) if name != FULL]
     return ScoreGrid(
         presses=tuple(str(names[place]) for place in presses),
         scores=scores[:, presses],
         full=full,
-        subtask=subtask[first],
-        source=source[first],
-        weight=_weights(frame, score, sample, len(first)),
+        subtask=subtask,
+        source=pd.factorize(np.where(alone, source.max() + 1 + sample, source))[0],
+        weight=_weights(frame, score, question, len(first)),
         repeat=repeat,
+        one_document=tuple(str(subtasks[code]) for code in np.unique(subtask[alone])),
     )
 
 
@@ -109,9 +117,23 @@ def _weights(frame: pd.DataFrame, score: Floats, sample: Codes, samples: int) ->
     return weights
 
 
-def _questions(frame: pd.DataFrame, subtask: Codes) -> tuple[Codes, Codes]:
+def _of_one_document(subtask: Codes, source: Codes, sample: Codes) -> NDArray[np.bool_]:
+    """Return which questions belong to a subtask of several samples and one document that no other subtask has."""
+    one_document = _distinct_partners(subtask, source) == 1
+    several_samples = _distinct_partners(subtask, sample) > 1
+    one_subtask = _distinct_partners(source, subtask) == 1
+    alone: NDArray[np.bool_] = (one_document & several_samples)[subtask] & one_subtask[source]
+    return alone
+
+
+def _distinct_partners(codes: Codes, partners: Codes) -> Codes:
+    """Return of each code how many distinct partners it is paired with."""
+    return np.bincount(np.unique(np.column_stack([codes, partners]), axis=0)[:, 0])
+
+
+def _questions(frame: pd.DataFrame, subtask: Codes, sample: Codes) -> tuple[Codes, Codes]:
     """Number the questions; return each row's number, and of each question the first row."""
-    sample, question = pd.factorize(frame["sample"])[0], frame["question"].to_numpy(int)
+    question = frame["question"].to_numpy(int)
     combined = np.ravel_multi_index(
         (subtask, sample, question), (subtask.max() + 1, sample.max() + 1, question.max() + 1)
     )

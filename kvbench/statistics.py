@@ -141,7 +141,12 @@ class Curve:
     @property
     def tied(self) -> bool:
         """Whether the samples do not tell it from the leader."""
-        return self.ahead is not None and not self.ahead.told
+        return self.ahead is not None and self.ahead.adjusted_p is not None and not self.ahead.told
+
+    @property
+    def incomparable(self) -> bool:
+        """Whether it should be compared with the leader and the samples say nothing of the difference."""
+        return self.ahead is not None and self.ahead.adjusted_p is None
 
 
 @dataclass(frozen=True)
@@ -174,6 +179,7 @@ class Summary:
         curves: The best area first, those without one last, then by name.
         leader: The press that the others are compared with: of those that are no bounds the one with the best area.
         noise: None where the full cache was not answered twice.
+        one_document: Subtasks whose intervals are for other questions about their only document (`ScoreGrid`).
     """
 
     budgets: tuple[Budget, ...]
@@ -181,6 +187,7 @@ class Summary:
     curves: tuple[Curve, ...]
     leader: str | None = None
     noise: NoiseFloor | None = None
+    one_document: tuple[str, ...] = ()
 
     @property
     def bounds(self) -> list[str]:
@@ -225,6 +232,7 @@ def summarise(
         ),
         leader=leader,
         noise=_noise_floor(grid, measure.shown(of_full[REPEAT].score)) if REPEAT in of_full else None,
+        one_document=grid.one_document,
     )
 
 

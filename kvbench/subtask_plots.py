@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from kvbench.captions import conditions_of, interval_in_words, metric_of
+from kvbench.captions import conditions_of, interval_in_words, metric_of, one_document_in_words
 from kvbench.curve_plots import axis_budgets, draw_full, draw_line, full_score, scale_budgets, scores_of, shifts_of
 from kvbench.mean_interval import Estimate
 from kvbench.plot_frame import (
@@ -120,6 +120,7 @@ def _notes(whole: Table, parts: Sequence[Table], looks: Mapping[str, Look], same
     notes = [f"Missing: {', '.join(whole.missing)}"] if whole.missing else []
     answers = "-".join(map(str, sorted({min(counts), max(counts)})))
     notes.append(f"Bars: {interval_in_words(whole.protocol)}, {answers} answers each")
+    notes += one_document_in_words(whole.summary.one_document)
     notes.append("all panels have the same axes" if same else "each panel has a y axis of its own")
     if any(looks[curve.press].dashed for curve in whole.summary.curves):
         notes.append("dashed: reads attention")

@@ -15,6 +15,7 @@ from kvbench.captions import (
     conditions_of,
     interval_in_words,
     missing_subtasks,
+    one_document_in_words,
     title_of,
 )
 from kvbench.mean_interval import Estimate
@@ -26,9 +27,8 @@ from kvbench.table_layout import Column, Layout, show_layouts
 
 NOT_KNOWN = "n/a"
 NOT_RUN = "-"
-LEADS, TIES = "*", "="
-"""What follows the area of the leader, and of those that are not told from it."""
-MARKS = f"{LEADS} leads; {TIES} not told from it (paired bootstrap, Holm-adjusted p ≥ 0.05)"
+LEADS, TIES, INCOMPARABLE = "*", "=", "?"
+"""What follows the area of the leader, of those that are not told from it, and of those that cannot be compared."""
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,20 @@ def areas(table: Table) -> list[str]:
     texts = [estimate(curve.area, decimals) for curve in curves]
     if not any(curve.ahead for curve in curves):
         return texts
-    marks = [LEADS if curve.press == table.summary.leader else TIES if curve.tied else "" for curve in curves]
+    marks = [
+        LEADS if curve.press == table.summary.leader else TIES * curve.tied + INCOMPARABLE * curve.incomparable
+        for curve in curves
+    ]
     width = max(map(len, marks))
     return [text + mark.ljust(width) for text, mark in zip(texts, marks, strict=True)]
+
+
+def marks_in_words(summaries: Sequence[Summary]) -> str:
+    """Return, as a note, what the marks of `areas` say."""
+    words = f"{LEADS} leads; {TIES} not told from it (paired bootstrap, Holm-adjusted p ≥ 0.05)"
+    if any(curve.incomparable for summary in summaries for curve in summary.curves):
+        words += f"; {INCOMPARABLE} too few samples to compare it"
+    return words
 
 
 def estimate(score: Estimate, decimals: int) -> str:
@@ -212,8 +223,9 @@ def _notes(table: Table, heads: set[str]) -> list[str]:
         reading.append(", ".join([area_in_words(table.protocol), *half]))
     notes = [f"missing: {', '.join(table.missing)}"] if table.missing else []
     notes += [conditions_of(table.protocol), "; ".join(reading)]
+    notes += one_document_in_words(table.summary.one_document)
     if any(curve.ahead for curve in table.summary.curves):
-        notes.append(MARKS)
+        notes.append(marks_in_words([table.summary]))
     if table.summary.bounds and "AUC" in heads:
         notes.append(f"not compared, a bound: {', '.join(table.summary.bounds)}")
     if noise := table.summary.noise:

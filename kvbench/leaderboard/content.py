@@ -12,7 +12,7 @@ import pandas as pd
 from pydantic import ValidationError
 
 from kvbench import __version__
-from kvbench.captions import conditions_of, missing_subtasks, title_of
+from kvbench.captions import conditions_of, missing_subtasks, one_document_in_words, title_of
 from kvbench.mean_interval import Estimate
 from kvbench.plot_style import looks_of
 from kvbench.records import FULL, Environment, Protocol
@@ -123,6 +123,7 @@ def _table(table: Table, named: dict[str, pd.DataFrame], part: Sequence[str]) ->
         "budgets": [asdict(budget) | {"share": budget.is_share} for budget in summary.budgets],
         "leader": summary.leader,
         "bounds": summary.bounds,
+        "notes": one_document_in_words(summary.one_document),
         "noise": noise_in_words(summary.noise, 3, table.protocol) if summary.noise else None,
         "rows": [
             _curve(curve)
@@ -149,6 +150,7 @@ def _curve(curve: Curve) -> dict[str, Any]:
         "auc": _estimate(curve.area),
         "ahead": [*_estimate(ahead), _rounded(ahead.adjusted_p)] if ahead else None,
         "tied": curve.tied,
+        "incomparable": curve.incomparable,
         "enough": [_rounded(curve.enough.tokens), curve.enough.relation] if curve.enough else None,
     }
 

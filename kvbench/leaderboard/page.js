@@ -435,12 +435,13 @@ class Board {
     return tr;
   }
 
-  /* The area, with "*" for the leader and "=" for a press that the samples do not tell from it. */
+  /* The area, with "*" for the leader and "=" for a press that the samples do not tell from it, "?" for one of which they say nothing. */
   areaCell(row) {
     const leads = row.press === this.current.leader;
     const decimals = isExponential(this) ? 3 : 2;
     const half = h("small", {}, halfOf(row.auc, decimals));
-    const mark = leads ? ["*", "leads"] : row.tied ? ["=", "not told from the leader"] : ["", this.current.bounds.includes(row.press) ? "a bound" : ""];
+    const mark = leads ? ["*", "leads"] : row.tied ? ["=", "not told from the leader"] : row.incomparable ? ["?", "too few samples to compare it"]
+      : ["", this.current.bounds.includes(row.press) ? "a bound" : ""];
     return h("td", { class: leads ? "area leads" : "area" }, h("b", {}, row.auc[MEAN].toFixed(decimals)), half,
       h("span", { class: "mark", "aria-hidden": "true" }, mark[0]), h("span", { class: "unseen" }, mark[1]));
   }
@@ -469,8 +470,9 @@ class Board {
     const cells = this.current.rows.flatMap((row) => Object.values(row.cells));
     const counts = cells.map((cell) => cell[N]);
     const [least, most] = [Math.min(...counts), Math.max(...counts)];
-    const notes = [...this.protocol.notes, `${least === most ? plural(most, "answer") : `${least} to ${most} answers`} per score`];
+    const notes = [...this.protocol.notes, ...this.current.notes, `${least === most ? plural(most, "answer") : `${least} to ${most} answers`} per score`];
     if (this.view === "budget" && this.current.rows.some((row) => row.ahead)) notes.push("* leads; = not told from it (paired bootstrap by source document, Holm-adjusted p ≥ 0.05)");
+    if (this.view === "budget" && this.current.rows.some((row) => row.incomparable)) notes.push("? too few samples to compare it");
     if (isLower(this)) notes.push("lower is better, AUC included");
     if (this.current.noise) notes.push(this.current.noise);
     if (this.current.bounds.length) notes.push(`${this.current.bounds.join(", ")}: a bound that sees the future, and no contender`);

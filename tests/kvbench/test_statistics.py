@@ -346,7 +346,8 @@ def test_a_press_that_never_succeeds_where_the_leader_does_is_not_compared() -> 
     close = by_press(records)["close"]
     assert close.auc is not None
     assert close.ahead is not None
-    assert (close.ahead.mean, close.ahead.p, close.tied) == (None, None, True)
+    assert (close.ahead.mean, close.ahead.p) == (None, None)
+    assert (close.tied, close.incomparable) == (False, True)
 
 
 def test_a_bound_neither_leads_nor_is_compared() -> None:
@@ -366,10 +367,45 @@ def test_a_press_that_lacks_a_budget_is_compared_with_nothing() -> None:
 
 
 def test_one_sample_per_subtask_has_areas_without_intervals() -> None:
-    curve = by_press(sampled({"best": [0.5, 0.7, 0.8], "other": [0.5, 0.7, 0.8]}, n=1))["other"]
-    assert curve.auc is not None
-    assert (curve.auc_low, curve.auc_high) == (None, None)
-    assert curve.ahead is None or curve.tied
+    records = sampled({"best": [0.5, 0.7, 0.8], "other": [0.3, 0.4, 0.5]}, n=1)
+    summary = summarise(frame_of(*records))
+    assert summary.one_document == ()
+    for curve in summary.curves:
+        assert curve.auc is not None
+        assert (curve.auc_low, curve.auc_high, curve.tied) == (None, None, False)
+        assert curve.incomparable == (curve.press != summary.leader)
+
+
+def about(document: str, records: list[Record], subtasks: tuple[str, ...] = ("qa_1",)) -> list[Record]:
+    """The records, of which those of some subtasks come from one document."""
+    return [record.model_copy(update={"source": document} if record.subtask in subtasks else {}) for record in records]
+
+
+def test_samples_about_a_subtasks_only_document_count_as_independent() -> None:
+    records = sampled(CHANCES)
+    apart, together = (summarise(frame_of(*given)) for given in (records, about("Normans", records)))
+    assert (apart.one_document, together.one_document) == ((), ("qa_1",))
+    assert together.curves == apart.curves
+    assert together.full == apart.full
+
+
+def test_a_document_that_several_subtasks_ask_about_tells_nothing_of_others() -> None:
+    summary = summarise(frame_of(*about("Normans", sampled(CHANCES), ("qa_1", "vt"))))
+    assert summary.one_document == ()
+    assert all(curve.auc_low is None for curve in summary.curves)
+
+
+def test_questions_of_a_subtasks_only_sample_are_one_cluster() -> None:
+    records = [
+        record.model_copy(update={"sample": "qa_1/0", "source": "Normans", "question": int(record.sample[5:])})
+        if record.subtask == "qa_1"
+        else record
+        for record in sampled(CHANCES)
+    ]
+    summary = summarise(frame_of(*records))
+    assert summary.one_document == ()
+    assert summary.curves[0].auc is not None
+    assert summary.curves[0].auc_low is None
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from kvbench.area_table import area_rows, show_areas
+from kvbench.comparison import compare, show_comparisons
+from kvbench.comparison_with_all import compare_with_all, show_standings
 from kvbench.errors import UsageError
 from kvbench.records import FULL, REPEAT, Record
 from kvbench.statistics import summarise
@@ -29,6 +31,10 @@ def printed(tables: list[Table], width: int = 80, style: str = "rich") -> str:
     console = Console(file=io.StringIO(), width=width)
     show(tables, style, console)
     return console.file.getvalue()
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
 
 
 def row(text: str, press: str) -> list[str]:
@@ -51,7 +57,7 @@ def test_eleven_presses_at_six_budgets_fit_80_columns(results: Results) -> None:
 
 
 def test_the_caption_tells_what_was_measured_and_how(results: Results) -> None:
-    text = " ".join(printed(make_tables(results)).split())
+    text = flat(printed(make_tables(results)))
     for part in (
         "smollm2-135m · ruler-4k · recall",
         "question inside",
@@ -71,7 +77,7 @@ def test_a_perplexity_is_shown_with_the_ends_of_its_interval() -> None:
     records += [make_record("kvp", "64", f"vt/{n}", 3 + n / 4 + n % 2 / 10) for n in range(5)]
     frame = pd.DataFrame([record.model_dump() for record in records]).assign(protocol=protocol.hash)
     tables = make_tables(Results(frame, {protocol.hash: protocol}))
-    text = " ".join(printed(tables).split())
+    text = flat(printed(tables))
     score = tables[0].summary.curves[0].cells["64"].score
     assert f"kvp {score.mean:.1f} [{score.low:.1f}, {score.high:.1f}]" in text
     assert score.high - score.low < 5  # of the scores themselves it is 35
@@ -242,6 +248,36 @@ def test_an_area_is_shown_with_its_interval_and_its_tie(results: Results) -> Non
     assert "not compared, a bound: oracle" in text
 
 
+def test_a_subtask_of_one_document_is_named_wherever_its_intervals_are_shown(tmp_path: Path) -> None:
+    simulate(tmp_path, presses={"kvp": 5.0, "tova": 7.0})
+    loaded = load(tmp_path)
+    source = loaded.frame["source"].astype(str).mask(loaded.frame["subtask"] == "qa_1", "Normans")
+    results = Results(loaded.frame.assign(source=source), loaded.protocols)
+    tables = make_tables(results, subtasks=True)
+    note = "qa_1: all answers are about one document, and intervals are for others about it"
+    assert {table.subtask: note in flat(printed([table])) for table in tables} == {
+        None: True,
+        "niah_single_1": False,
+        "vt": False,
+        "qa_1": True,
+    }
+    assert f"ruler-4k:{note}" in flat(areas_printed(tables[:1]))
+    console = Console(file=io.StringIO(), width=80)
+    show_comparisons(compare(results, "kvp", "tova"), "rich", console)
+    assert note in flat(console.file.getvalue())
+    console = Console(file=io.StringIO(), width=80)
+    show_standings(compare_with_all(results, "kvp"), "md", console)
+    assert note in flat(console.file.getvalue())
+
+
+def test_a_press_that_too_few_samples_compare_is_marked_as_neither(tmp_path: Path) -> None:
+    simulate(tmp_path, presses={"kvp": 5.0, "tova": 7.0}, samples=1)
+    text = printed(make_tables(load(tmp_path)))
+    assert row(text, "kvp")[-1].endswith("*")
+    assert row(text, "tova")[-1].endswith("?")
+    assert "? too few samples to compare it" in flat(text)
+
+
 def test_all_protocols_are_columns_of_one_table_of_areas(two_tasks: Results) -> None:
     tables = make_tables(two_tasks)
     text = areas_printed(tables)
@@ -259,7 +295,7 @@ def test_all_protocols_are_columns_of_one_table_of_areas(two_tasks: Results) -> 
 def test_protocols_of_one_task_are_told_apart_in_the_table_of_areas(tmp_path: Path) -> None:
     for dtype in ("float32", "bfloat16"):
         simulate(tmp_path, make_protocol(dtype=dtype), {"kvp": 5.0}, ["64", "128"], samples=3)
-    text = " ".join(areas_printed(make_tables(load(tmp_path), subtasks=True), width=200).split())
+    text = flat(areas_printed(make_tables(load(tmp_path), subtasks=True), width=200))
     for number, table in enumerate(make_tables(load(tmp_path)), 1):
         assert f"ruler-4k #{number}, ruler-4k:niah_single_1 #{number}" in text
         assert f"{table.protocol.dtype}, sdpa" in text.partition(f"ruler-4k #{number}, ")[2].partition("#")[2]
