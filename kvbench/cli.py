@@ -55,6 +55,9 @@ RevisionOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+OfTasksOption = Annotated[
+    list[str] | None, typer.Option("--task", "-t", help="Only these tasks, comma-separated, in this order.")
+]
 ResultsArgument = Annotated[Path, typer.Argument(help="A results folder.")]
 
 
@@ -191,6 +194,7 @@ def info(
 @app.command()
 def table(
     results: ResultsArgument,
+    task: OfTasksOption = None,
     metric: Annotated[
         str, typer.Option(help="score: by budget, one table per protocol; auc: by task, one table of all protocols.")
     ] = "score",
@@ -200,7 +204,7 @@ def table(
     """Print scores by press and budget, or areas by press and task, with 95 % intervals and ties."""
     from kvbench.commands.table import table_command
 
-    table_command(results, metric, subtasks, format_, out)
+    table_command(results, task or [], metric, subtasks, format_, out)
 
 
 @app.command()
@@ -208,12 +212,13 @@ def compare(
     results: ResultsArgument,
     first: Annotated[str, typer.Argument(help="A press, as tables name it.")],
     second: Annotated[str | None, typer.Argument(help="The press to compare it with; all others by default.")] = None,
+    task: OfTasksOption = None,
     format_: Annotated[str, typer.Option("--format", help="rich, md, latex or json.")] = "rich",
 ) -> None:
     """Compare presses sample by sample: differences with intervals and p-values, wins and losses."""
     from kvbench.commands.compare import compare_command
 
-    compare_command(results, first, second, format_, out)
+    compare_command(results, first, second, task or [], format_, out)
 
 
 @app.command()

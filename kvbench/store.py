@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
-from kvbench.errors import KvbenchError, UsageError
+from kvbench.errors import KvbenchError, UsageError, unknown
 from kvbench.record_files import (
     RECORDS,
     compressing,
@@ -59,6 +59,23 @@ class Results:
     def rows(self, protocol: Protocol) -> pd.DataFrame:
         """Return the cells of one protocol."""
         return self.frame[self.frame["protocol"] == protocol.hash]
+
+    def of_tasks(self, tasks: Sequence[str]) -> Results:
+        """Return the results of some tasks, in their order; of all if none is named.
+
+        Raises:
+            UsageError: A task has no results.
+        """
+        if not tasks:
+            return self
+        known = {protocol.task for protocol in self.protocols.values()}
+        for task in tasks:
+            if task not in known:
+                raise unknown("task with results", task, sorted(known))
+        protocols = {
+            key: protocol for task in tasks for key, protocol in self.protocols.items() if protocol.task == task
+        }
+        return Results(self.frame[self.frame["protocol"].isin(list(protocols))], protocols)
 
 
 def file_stem(protocol: Protocol) -> str:

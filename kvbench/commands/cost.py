@@ -13,12 +13,12 @@ from rich.console import Console
 
 from kvbench.budgets import Budget, parse_budgets
 from kvbench.commands.data import tasks_with_data
+from kvbench.commands.entries import parse_entries
 from kvbench.commands.progress import progress
 from kvbench.commands.run import (
     MadePress,
     RequestedPress,
     make_presses,
-    parse_entries,
     parse_presses,
     parse_protect,
     ready_presses,

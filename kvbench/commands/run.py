@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from kvbench.budgets import parse_budgets
 from kvbench.commands.data import tasks_with_data
+from kvbench.commands.entries import parse_entries
 from kvbench.commands.interrupts import interruptible
 from kvbench.commands.plan import print_plan
 from kvbench.commands.progress import progress
@@ -269,18 +270,6 @@ def _choice(what: str, text: str | None, allowed: tuple[_Choice, ...]) -> _Choic
         if value == text:
             return value
     raise unknown(what, text, allowed)
-
-
-def parse_entries(texts: Sequence[str], what: str) -> list[str]:
-    """Split comma-separated lists.
-
-    Raises:
-        UsageError: Nothing is named; `what` says what should be.
-    """
-    entries = [piece.strip() for text in texts for piece in text.split(",") if piece.strip()]
-    if not entries:
-        raise UsageError(f"no {what} is named: `kvbench list {what}` says which there are")
-    return entries
 
 
 @dataclass

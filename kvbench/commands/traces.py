@@ -19,10 +19,10 @@ from rich.table import Table
 
 from kvbench import seeds
 from kvbench.commands.data import tasks_with_data
+from kvbench.commands.entries import parse_entries
 from kvbench.commands.interrupts import interruptible
 from kvbench.commands.plan import spell_bytes
 from kvbench.commands.progress import progress
-from kvbench.commands.run import parse_entries
 from kvbench.errors import UsageError
 
 if TYPE_CHECKING:

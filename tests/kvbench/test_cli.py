@@ -14,6 +14,7 @@ from command_line import Done, kvbench
 from kvbench.records import FULL, REPEAT
 from kvbench.store import load
 from processes import Command, records_in
+from simulated import make_protocol, simulate
 from tiny_models import CONFIGS, tiny_network
 
 TASK = "ruler-2k:fwe"
@@ -250,6 +251,21 @@ def test_a_wrong_command_gets_one_sentence_and_exit_code_2(case: str, model_fold
     assert done.returncode == 2, sentence
     for word in words:
         assert word in sentence
+
+
+def test_tables_and_comparisons_of_named_tasks(tmp_path: Path) -> None:
+    for task in ("ruler-4k", "boolq", "oasst2"):
+        simulate(tmp_path, make_protocol(task=task), {"kvp": 5.0, "tova": 7.0}, ("64", "256"), samples=3)
+    table = kvbench("table", str(tmp_path), "--metric", "auc", "--task", "oasst2,boolq")
+    assert table.returncode == 0, table.stderr
+    assert table.stdout.splitlines()[1].split() == ["press", "oasst2", "at", "95%", "boolq", "at", "95%"]
+    for others in (["tova"], []):
+        compared = kvbench("compare", str(tmp_path), "kvp", *others, "--task", "oasst2", "--task", "boolq")
+        assert compared.returncode == 0, compared.stderr
+        assert re.findall(r"smollm2-135m · (\w+)", compared.stdout) == ["oasst2", "boolq"]
+    wrong = kvbench("table", str(tmp_path), "--task", "bolq")
+    assert wrong.returncode == 2
+    assert "did you mean 'boolq'?" in error_of(wrong)
 
 
 def test_a_results_folder_that_cannot_be_used_is_named(model_folder: Path, tmp_path: Path) -> None:

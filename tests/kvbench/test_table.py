@@ -292,6 +292,18 @@ def test_all_protocols_are_columns_of_one_table_of_areas(two_tasks: Results) -> 
     assert "ruler-4k, ruler-8k: smollm2-135m · recall; question inside" in " ".join(text.split())
 
 
+def test_named_tasks_are_shown_in_their_order(two_tasks: Results) -> None:
+    def shown(*tasks: str) -> list[str]:
+        return [table.protocol.task for table in make_tables(two_tasks.of_tasks(tasks))]
+
+    assert shown() == shown("ruler-4k", "ruler-8k")
+    assert shown("ruler-8k", "ruler-4k") == ["ruler-8k", "ruler-4k"]
+    assert shown("ruler-8k") == ["ruler-8k"]
+    assert set(two_tasks.of_tasks(["ruler-8k"]).frame["press"]) == {FULL, "kvp", "tova", "extra"}
+    with pytest.raises(UsageError, match=r"unknown task with results 'ruler8k': did you mean 'ruler-8k'\?"):
+        shown("ruler8k")
+
+
 def test_protocols_of_one_task_are_told_apart_in_the_table_of_areas(tmp_path: Path) -> None:
     for dtype in ("float32", "bfloat16"):
         simulate(tmp_path, make_protocol(dtype=dtype), {"kvp": 5.0}, ["64", "128"], samples=3)
