@@ -128,7 +128,7 @@ def _of_one_document(subtask: Codes, source: Codes, sample: Codes) -> NDArray[np
 
 def _distinct_partners(codes: Codes, partners: Codes) -> Codes:
     """Return of each code how many distinct partners it is paired with."""
-    return pd.Series(partners).groupby(codes).nunique().to_numpy(np.int64)
+    return np.asarray(pd.Series(partners).groupby(codes).nunique(), np.int64)
 
 
 def _questions(frame: pd.DataFrame, subtask: Codes, sample: Codes) -> tuple[Codes, Codes]:
