@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from kvbench import embedded_model
 from kvbench.attention import AttentionStep, register
 from kvbench.errors import KvbenchError, UsageError, unknown
+from kvbench.half_precision import multiplied_slowly, multiply_in_float32
 from kvbench.memory import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -116,6 +117,8 @@ class ModelSource:
                 self.folder, dtype=DTYPES[dtype], attn_implementation=attention, **files
             )
             cast(nn.Module, network).to(device)
+        if multiplied_slowly(DTYPES[dtype], device):
+            multiply_in_float32(network)
         return Model(network, self.tokenizer, self.facts, attention)
 
     @property

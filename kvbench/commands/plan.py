@@ -51,11 +51,13 @@ def print_plan(plan: Plan, source: ModelSource, settings: Settings, as_json: boo
 
 def estimate(plan: Plan, source: ModelSource, settings: Settings) -> dict[str, Any]:
     """Work out what a plan takes, as plain data."""
+    from kvbench.half_precision import multiplied_slowly
     from kvbench.models import DTYPES, parameter_count
 
-    item_bytes = DTYPES[settings.dtype].itemsize
+    dtype = DTYPES[settings.dtype]
+    weight_bytes = 4 if multiplied_slowly(dtype, settings.device) else dtype.itemsize
     facts = source.facts
-    token_bytes = 2 * facts.layers * facts.kv_heads * facts.head_dim * item_bytes
+    token_bytes = 2 * facts.layers * facts.kv_heads * facts.head_dim * dtype.itemsize
     return {
         "model": source.name,
         "weights": source.weights,
@@ -71,7 +73,7 @@ def estimate(plan: Plan, source: ModelSource, settings: Settings) -> dict[str, A
         "beyond_window": sum(item.longest > facts.window for item in plan.items),
         "new_tokens_at_most": sum(_new_tokens(item) for item in plan.items),
         "disk_bytes": plan.cells * _RECORD_BYTES,
-        "weight_bytes": parameter_count(source.config) * item_bytes,
+        "weight_bytes": parameter_count(source.config) * weight_bytes,
         "cache_bytes": max((cached_tokens(item) for item in plan.items), default=0) * token_bytes,
     }
 

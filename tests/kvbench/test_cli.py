@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from command_line import Done, kvbench
+from kvbench.half_precision import multiplied_slowly
 from kvbench.records import FULL, REPEAT
 from kvbench.store import load
 from processes import Command, records_in
@@ -192,6 +194,10 @@ def test_a_dry_run_tells_and_does_nothing(model_folder: Path, tmp_path: Path) ->
     assert (told["prefills"], told["cells"], told["already_done"]) == (2, 2 * (10 * 2 + 1), 0)
     assert told["weight_bytes"] == 4 * sum(weight.numel() for weight in tiny_network(CONFIGS["llama"]).parameters())
     assert told["cache_bytes"] > 2 * 3 * 2 * 8 * 4 * told["context_tokens"] / 2
+    half = json.loads(kvbench(*arguments, "--dtype", "bfloat16", "--json").stdout)
+    widened = multiplied_slowly(torch.bfloat16, "cpu")
+    assert half["weight_bytes"] == told["weight_bytes"] // (1 if widened else 2)
+    assert half["cache_bytes"] == told["cache_bytes"] // 2
     done = kvbench(*arguments[:-1])
     assert done.returncode == 0
     told_after = json.loads(kvbench(*arguments, "--json").stdout)
