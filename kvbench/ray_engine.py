@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from kvbench.environment import describe_environment
 from kvbench.errors import KvbenchError, UsageError, unknown
-from kvbench.press import Press
 from kvbench.sweep import Finished, ItemRunner, Plan, WorkItem, failed_record
 
 if TYPE_CHECKING:
@@ -123,10 +123,11 @@ def run_plan_on_ray(
     """
     ray = _connect(engine)
     try:
-        workers = _start_workers(ray, Worker, (plan.presses, plan.identities, model), model, engine)
+        workers = _start_workers(ray, Worker, model, engine)
+        presses = ray.put((plan.presses, plan.identities))
         own = ray.get(workers[0].environment.remote())
         samples = [list(items) for _, items in groupby(plan.items, key=lambda item: id(item.sample))]
-        for items, outcome in _stream(ray, workers, "run", samples, stopped):
+        for items, outcome in _stream(ray, workers, "run", samples, stopped, [presses]):
             if isinstance(outcome, _Lost):
                 outcome = [_unanswered(item, plan, own, outcome.reason) for item in items], own, []
             finished, environment, warnings = outcome
@@ -151,7 +152,7 @@ def tracer_on_ray(model: ModelToLoad, engine: RayEngine) -> Iterator[Tracer]:
     """
     ray = _connect(engine)
     try:
-        yield _RayTracer(ray, _start_workers(ray, TraceWorker, (model,), model, engine))
+        yield _RayTracer(ray, _start_workers(ray, TraceWorker, model, engine))
     finally:
         ray.shutdown()
 
@@ -182,23 +183,38 @@ class _RayTracer:
 class Worker:
     """A process of the cluster that has the model loaded. Ray makes an actor of it."""
 
-    def __init__(self, presses: Mapping[str, Press], identities: Mapping[str, str], model: ModelToLoad) -> None:
+    def __init__(self, model: ModelToLoad) -> None:
         """Load the model.
 
         Raises:
             KvbenchError: It cannot be loaded, or its weights are others here.
         """
+        self._model = model.load()
         self._warnings: list[str] = []
-        self._runner = ItemRunner(presses, identities, model.load(), self._warnings.append)
+        self._runner: ItemRunner | None = None
 
     def environment(self) -> Environment:
         """Return what the worker computes with."""
-        return self._runner.environment
+        return describe_environment()
 
-    def run(self, items: Sequence[WorkItem]) -> tuple[list[Finished], Environment, list[str]]:
-        """Run the items of one sample; return what came of each, and warnings."""
+    def run(self, items: Sequence[WorkItem], presses: Sequence[Any]) -> tuple[list[Finished], Environment, list[str]]:
+        """Run the items of one sample; return what came of each, and warnings.
+
+        Args:
+            items: What to run.
+            presses: One reference to a plan's presses and their identities. They come with the items and not to the
+                constructor: Ray forgets a constructor's large arguments, and a worker that dies could not start again.
+        """
+        if self._runner is None:
+            self._runner = self._runner_of(presses)
         self._warnings.clear()
         return [self._runner.run(item) for item in items], self._runner.environment, list(self._warnings)
+
+    def _runner_of(self, presses: Sequence[Any]) -> ItemRunner:
+        import ray
+
+        by_name, identities = ray.get(presses[0])
+        return ItemRunner(by_name, identities, self._model, self._warnings.append)
 
 
 class TraceWorker:
@@ -239,9 +255,7 @@ def _connect(engine: RayEngine) -> Any:
     return ray
 
 
-def _start_workers(
-    ray: Any, kind_of_worker: type, arguments: Sequence[Any], model: ModelToLoad, engine: RayEngine
-) -> list[Any]:
+def _start_workers(ray: Any, kind_of_worker: type, model: ModelToLoad, engine: RayEngine) -> list[Any]:
     kind = "GPU" if engine.gpus_per_worker else "CPU"
     share = engine.gpus_per_worker or 1
     room = int(ray.cluster_resources().get(kind, 0) / share)
@@ -253,7 +267,7 @@ def _start_workers(
         max_restarts=-1,
         max_task_retries=RETRIES,
     )(kind_of_worker)
-    workers = [actor.remote(*arguments) for _ in range(min(engine.workers or room, room))]
+    workers = [actor.remote(model) for _ in range(min(engine.workers or room, room))]
     try:
         ray.get([worker.__ray_ready__.remote() for worker in workers])
     except ray.exceptions.RayError as error:
@@ -269,9 +283,9 @@ class _Lost:
 
 
 def _stream(
-    ray: Any, workers: list[Any], method: str, jobs: Iterable[_Job], stopped: Callable[[], bool]
+    ray: Any, workers: list[Any], method: str, jobs: Iterable[_Job], stopped: Callable[[], bool], *common: Any
 ) -> Iterator[tuple[_Job, Any]]:
-    """Yield each job with what the workers' method returns of it, or `_Lost`, in any order.
+    """Yield each job with what the workers' method returns of it and of `common`, or `_Lost`, in any order.
 
     No job is handed out any more once `stopped`.
     """
@@ -281,7 +295,7 @@ def _stream(
     while True:
         while idle and not stopped() and (job := next(waiting, None)):
             worker = idle.pop()
-            running[getattr(worker, method).remote(job)] = (worker, job)
+            running[getattr(worker, method).remote(job, *common)] = (worker, job)
         if not running:
             return
         [done], _ = ray.wait(list(running), num_returns=1)

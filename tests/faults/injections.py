@@ -57,7 +57,7 @@ class Sweep:
         self.model = folder / "tiny-llama"
         tiny_network(CONFIGS["llama"], torch.float32).save_pretrained(self.model)
         tiny_tokenizer().save_pretrained(self.model)
-        presses = {"strided": "kvbench_example.strided:Strided"} | faulty.PRESSES
+        presses = {"strided": "kvbench_example.strided:Strided", "weighty": "weighty:Weighty"} | faulty.PRESSES
         register(folder / "plug-ins", "example", presses, {"recall": "kvbench_example.recall:Recall"})
         self._started = 0
         self.whole: dict[str, Any] = {}

@@ -66,6 +66,18 @@ def test_a_worker_and_a_driver_die_and_the_records_are_those_of_one_process(swee
     assert not validate(results).findings
 
 
+def test_a_worker_starts_again_though_its_presses_are_large(sweep: Sweep) -> None:
+    here, on_ray = sweep.folder / "weighty-here", sweep.folder / "weighty-on-ray"
+    sweep.run(here, press="weighty", limit=100)
+    driver = sweep.start(on_ray, press="weighty", engine="ray", workers=1, limit=100)
+    driver.wait_for(300, on_ray)
+    os.kill(a_worker_of(driver.pid), signal.SIGKILL)
+    done = driver.wait(180)
+    assert done.returncode == 0, done.stderr
+    assert "constructor arguments" not in done.stderr  # Ray's warning that the worker may not start again
+    assert outcomes(on_ray) == outcomes(here)
+
+
 def test_traces_are_those_of_one_process_though_a_worker_dies(tmp_path: Path) -> None:
     with Learning(tmp_path).ready() as learning:
         here, on_ray = tmp_path / "here", tmp_path / "on-ray"
